@@ -130,7 +130,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
         rd = self.repetition_detection
         if rd is not None and rd.max_pattern_size:
             ok = rd.max_pattern_size >= max(rd.min_pattern_size, 1) and rd.min_count >= 2 and rd.min_pattern_size >= 0
-            _require(ok, None, None, "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size, min_count >= 2")
+            rule = "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size and min_count >= 2"
+            _require(ok, None, rd.min_count, rule)
 
     def clone(self) -> "SamplingParams":
         """A copy that may be edited field by field (lists are shared and treated as immutable)."""
