@@ -1,0 +1,301 @@
+"""The scheduler: one rule, one token budget, no phases.
+
+Each request has ``num_computed_tokens`` chasing ``num_tokens``. A step hands every request some of the tokens
+it still lacks, running requests first (in order of admission), then waiting ones. Chunked prefill, prefix
+caching and resumption after preemption are all this one move.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from vllm_clone.config import VllmConfig
+from vllm_clone.config.kv_cache import KVCacheConfig
+from vllm_clone.core.kv_cache.hashing import make_hasher
+from vllm_clone.core.kv_cache.manager import KVCacheManager, PrefixHit
+from vllm_clone.core.request import BlockHasher, Request, RequestStatus
+from vllm_clone.core.sched.queue import make_queue
+from vllm_clone.core.sched.stop import check_stop
+from vllm_clone.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EventType,
+    FinishReason,
+    PrefillStats,
+    SchedulerStats,
+)
+from vllm_clone.step import BlockIds, ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+
+
+class Scheduler:
+    """Decides each step's work and takes in its results. Owns every request between arrival and finish."""
+
+    def __init__(
+        self, config: VllmConfig, kv_cache_config: KVCacheConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        sched, cache = config.scheduler_config, config.cache_config
+        assert sched.max_num_batched_tokens is not None
+        assert sched.max_num_seqs is not None
+        assert config.model_config.max_model_len is not None
+        self._clock = clock
+        self.max_model_len = config.model_config.max_model_len
+        self.max_tokens_per_step = sched.max_num_batched_tokens
+        self.max_num_seqs = sched.max_num_seqs
+        self.chunked_prefill = sched.enable_chunked_prefill is not False
+        self.long_prefill = sched.long_prefill_token_threshold
+        self.reserve_full = sched.scheduler_reserve_full_isl
+        self.by_priority = sched.scheduling_policy == "priority"
+        caching = cache.enable_prefix_caching is not False
+        self.kv = KVCacheManager(
+            kv_cache_config, self.max_model_len, caching, self.max_tokens_per_step, sched.watermark
+        )
+        self._hasher = (
+            BlockHasher(self.kv.block_size, *make_hasher(cache.prefix_caching_hash_algo)) if caching else None
+        )
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting = make_queue(sched.scheduling_policy)
+        self._finished_ids: set[str] = set()
+        self._preempted_ids: set[str] = set()
+        self._immediate: list[tuple[int, EngineCoreOutput]] = []
+        self._stats = SchedulerStats()
+
+    # ---- requests in and out ----
+
+    def add_request(self, core: EngineCoreRequest) -> None:
+        """Queue a request. One that could never fit the KV cache is finished with an error instead."""
+        request = Request(core, self._hasher)
+        longest = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        if not self.kv.can_ever_fit(longest):
+            capacity = (self.kv.pool.num_blocks - 1) * self.kv.block_size
+            self._reject(
+                request,
+                f"The request may grow to {longest} tokens, more than the KV cache holds ({capacity}); "
+                "lower max_tokens, shorten the prompt, or start the server with a larger --kv-cache-memory-bytes.",
+            )
+            return
+        if request.request_id in self.requests:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        request.record(EventType.QUEUED, self._clock())
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def finish_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[Request]:
+        """End requests from outside, in any state; unknown and finished ids are ignored. The ended ones."""
+        ended = []
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request.status is RequestStatus.RUNNING:
+                self.running.remove(request)
+            else:
+                self.waiting.remove(request)
+            request.finish(reason)
+            self._forget(request)
+            ended.append(request)
+        return ended
+
+    def fail_request(self, request: Request, message: str) -> None:
+        """End one request with an error that its client gets to see."""
+        self.finish_requests([request.request_id], FinishReason.ERROR)
+        self._reject(request, message)
+
+    def abort_all(self) -> None:
+        """End every request; each client gets a last output with finish reason abort."""
+        for request in self.finish_requests(list(self.requests)):
+            output = EngineCoreOutput(request.request_id, [], FinishReason.ABORT, events=request.take_events())
+            self._immediate.append((request.client_index, output))
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything: unfinished requests, or news for workers or clients."""
+        return bool(self.requests or self._finished_ids or self._immediate)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while a request holds blocks."""
+        return self.kv.reset_prefix_cache()
+
+    # ---- one step ----
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose this step's tokens and advance ``num_computed_tokens`` past them."""
+        scheduled: dict[str, int] = {}
+        new: list[NewRequest] = []
+        columns = RunningRequests()
+        budget = self._schedule_running(scheduled, columns)
+        if not self._preempted_ids:
+            self._schedule_waiting(budget, scheduled, new)
+        for request_id, count in scheduled.items():
+            self.requests[request_id].num_computed_tokens += count
+        output = SchedulerOutput(
+            new, columns, scheduled, sum(scheduled.values()), self._finished_ids, self._preempted_ids
+        )
+        self._finished_ids, self._preempted_ids = set(), set()
+        return output
+
+    def _schedule_running(self, scheduled: dict[str, int], columns: RunningRequests) -> int:
+        budget = self.max_tokens_per_step
+        rows: dict[str, tuple[BlockIds, int]] = {}
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            count = self._tokens_wanted(request, budget)
+            blocks = self.kv.allocate(request, count)
+            while blocks is None:
+                victim = self._victim()
+                budget += scheduled.pop(victim.request_id, 0)
+                rows.pop(victim.request_id, None)
+                position = self.running.index(victim)
+                self._preempt(victim)
+                if position < index:
+                    index -= 1
+                if victim is request:
+                    break
+                blocks = self.kv.allocate(request, count)
+            if blocks is None:
+                break
+            scheduled[request.request_id] = count
+            rows[request.request_id] = (blocks, request.num_computed_tokens)
+            budget -= count
+            index += 1
+        for request_id, (blocks, computed) in rows.items():
+            columns.req_ids.append(request_id)
+            columns.new_block_ids.append(blocks if any(blocks) else None)
+            columns.num_computed_tokens.append(computed)
+        return budget
+
+    def _schedule_waiting(self, budget: int, scheduled: dict[str, int], new: list[NewRequest]) -> None:
+        while budget > 0 and len(self.waiting) and len(self.running) < self.max_num_seqs:
+            request = self.waiting.peek()
+            hit = self.kv.find_prefix(request)
+            lacking = request.num_tokens - hit.num_tokens
+            count = self._tokens_wanted(request, budget, hit.num_tokens)
+            if count < lacking and not self.chunked_prefill:
+                break
+            blocks = self.kv.allocate(
+                request, count, hit, admission=True, reserve_full=self.reserve_full, use_watermark=bool(self.running)
+            )
+            if blocks is None:
+                break
+            self.waiting.pop()
+            self._admit(request, hit)
+            scheduled[request.request_id] = count
+            budget -= count
+            new.append(
+                NewRequest(
+                    request.request_id,
+                    request.all_token_ids.copy(),
+                    request.num_prompt_tokens,
+                    request.sampling_params,
+                    blocks,
+                    request.num_computed_tokens,
+                )
+            )
+
+    def _tokens_wanted(self, request: Request, budget: int, num_hit_tokens: int = 0) -> int:
+        """Tokens to compute for a request this step; at least one, since it is behind and the budget is not spent."""
+        computed = request.num_computed_tokens + num_hit_tokens
+        count = min(request.num_tokens - computed, budget, self.max_model_len - computed)
+        if self.long_prefill and len(self.running) + len(self.waiting) > 1:
+            count = min(count, self.long_prefill)
+        return count
+
+    def _admit(self, request: Request, hit: PrefixHit) -> None:
+        if self.kv.enable_caching and not request.skip_prefix_cache:
+            self._stats.prefix_cache_queries += request.num_tokens
+            self._stats.prefix_cache_hits += hit.num_tokens
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = hit.num_tokens
+        request.num_computed_tokens = hit.num_tokens
+        request.status = RequestStatus.RUNNING
+        request.record(EventType.SCHEDULED, self._clock())
+        self.running.append(request)
+
+    def _victim(self) -> Request:
+        if self.by_priority:
+            return max(self.running, key=lambda r: (r.priority, r.arrival_time))
+        return self.running[-1]
+
+    def _preempt(self, request: Request) -> None:
+        """Give up a running request's blocks; its outputs stay and are computed again later."""
+        self.running.remove(request)
+        self.kv.free(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.record(EventType.PREEMPTED, self._clock())
+        self._stats.num_preemptions += 1
+        self._preempted_ids.add(request.request_id)
+        self.waiting.put_back(request)
+
+    # ---- results ----
+
+    def update_from_output(self, step: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, EngineCoreOutputs]:
+        """Take in a step's tokens: append, check for stops, free what ended. Outputs per client index."""
+        outputs: dict[int, list[EngineCoreOutput]] = {}
+        ended = False
+        sampled, logprobs = result.sampled_token_ids, result.logprobs
+        for request_id, rows in result.prompt_logprobs.items():
+            if (request := self.requests.get(request_id)) is not None:
+                request.add_prompt_logprobs(rows)
+        for request_id in step.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue  # aborted while the step ran
+            new_ids = sampled.get(request_id)
+            if not new_ids:
+                continue
+            for n, token in enumerate(new_ids, 1):
+                request.append_token(token)
+                if check_stop(request, self.max_model_len):
+                    ended = True
+                    new_ids = new_ids[:n]
+                    break
+            output = EngineCoreOutput(
+                request_id, new_ids, request.finish_reason, request.stop_reason, logprobs.get(request_id)
+            )
+            if request.num_output_tokens == len(new_ids):
+                self._first_output(request, output)
+            if request.events:
+                output.events = request.take_events()
+            if request.is_finished:
+                output.num_preemptions = request.num_preemptions
+                self._forget(request)
+            outputs.setdefault(request.client_index, []).append(output)
+        if ended:
+            self.running = [r for r in self.running if not r.is_finished]
+        for client, output in self._immediate:
+            outputs.setdefault(client, []).append(output)
+        self._immediate.clear()
+        now = self._clock()
+        return {client: EngineCoreOutputs(outs, timestamp=now) for client, outs in outputs.items()}
+
+    def make_stats(self) -> SchedulerStats:
+        """State now, and counts since the last call."""
+        stats, self._stats = self._stats, SchedulerStats()
+        stats.num_running = len(self.running)
+        stats.num_waiting = len(self.waiting)
+        stats.kv_cache_usage = self.kv.usage
+        return stats
+
+    def _first_output(self, request: Request, output: EngineCoreOutput) -> None:
+        output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        cached = request.num_cached_tokens
+        created = request.num_prompt_tokens // self.kv.block_size * self.kv.block_size - cached
+        output.prefill_stats = PrefillStats(
+            request.num_prompt_tokens, cached, max(created, 0) if self.kv.enable_caching else 0
+        )
+
+    def _forget(self, request: Request) -> None:
+        self.kv.free(request)
+        del self.requests[request.request_id]
+        self._finished_ids.add(request.request_id)
+
+    def _reject(self, request: Request, message: str) -> None:
+        output = EngineCoreOutput(request.request_id, [], FinishReason.ERROR, error=message)
+        self._immediate.append((request.client_index, output))

@@ -1,0 +1,68 @@
+"""Loggers in vLLM's line format: ``(<Process> pid=<pid>) <LEVEL> <MM-DD HH:MM:SS> [<file>:<line>] <message>``."""
+
+import logging
+import logging.config
+import os
+import sys
+from functools import lru_cache
+
+from vllm_clone import envs
+
+_ROOT = "vllm_clone"
+_process_name = "APIServer"
+_COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31m"}
+
+
+def set_process_name(name: str) -> None:
+    """Name this process in log lines, for example ``EngineCore``."""
+    global _process_name
+    _process_name = name
+
+
+class _Formatter(logging.Formatter):
+    """Repeats the prefix on continuation lines; colours levels on a terminal."""
+
+    def __init__(self, colour: bool) -> None:
+        super().__init__(datefmt="%m-%d %H:%M:%S")
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname
+        if self._colour and level in _COLOURS:
+            level = f"{_COLOURS[level]}{level}\033[0m"
+        when = self.formatTime(record, self.datefmt)
+        prefix = f"{envs.VLLM_LOGGING_PREFIX}({_process_name} pid={os.getpid()}) {level} {when} "
+        prefix += f"[{record.filename}:{record.lineno}] "
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return "\n".join(prefix + line for line in text.splitlines() or [""])
+
+
+@lru_cache(maxsize=1)
+def _configure() -> logging.Logger:
+    name = envs.VLLM_LOGGING_STREAM.removeprefix("ext://sys.")
+    stream = sys.stderr if name == "stderr" else sys.stdout
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Formatter(stream.isatty() and not envs.NO_COLOR))
+    root = logging.getLogger(_ROOT)
+    root.addHandler(handler)
+    root.setLevel(envs.VLLM_LOGGING_LEVEL.upper())
+    root.propagate = False
+    return root
+
+
+def init_logger(name: str) -> logging.Logger:
+    """The logger of a module, child of the package's."""
+    _configure()
+    return logging.getLogger(name if name.startswith(_ROOT) else f"{_ROOT}.{name}")
+
+
+_said: set[str] = set()
+
+
+def log_once(logger: logging.Logger, level: int, message: str) -> None:
+    """Log a message the first time it is given, never again in this process."""
+    if message not in _said:
+        _said.add(message)
+        logger.log(level, message)
