@@ -115,7 +115,7 @@ class BlockPool:
         taken = []
         for _ in range(count):
             block = self.free_list.popleft()
-            self._evict(block)
+            self.forget(block)
             block.ref_count = 1
             taken.append(block)
         return taken
@@ -154,7 +154,8 @@ class BlockPool:
             block.key = None
         return True
 
-    def _evict(self, block: KVBlock) -> None:
+    def forget(self, block: KVBlock) -> None:
+        """Take a block off the index, if it is there: its content is, or is about to be, something else."""
         key = block.key
         if key is not None:
             same = self._cached[key]

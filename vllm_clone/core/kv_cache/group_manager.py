@@ -40,8 +40,11 @@ class GroupManager:
         """Leading tokens no later token attends to."""
         return 0
 
-    def adopt(self, request_id: str, hit: list[KVBlock]) -> None:
-        """Start a request's table with the (already touched) blocks of its prefix hit."""
+    def adopt(self, request_id: str, hit: list[KVBlock], resume_points: Sequence[int]) -> None:
+        """Start a request's table with the (already touched) blocks of its prefix hit.
+
+        ``resume_points`` are the block counts at which a later request is likely to start from this one's prefix.
+        """
         self.tables[request_id] = list(hit)
         self._num_cached[request_id] = len(hit)
 
@@ -59,27 +62,45 @@ class GroupManager:
             return
         table, pool, group = self.tables[request_id], self.pool, self.group
         for i in range(done, full):
-            if table[i] is not pool.null_block:
+            if table[i] is not pool.null_block and self._worth_keeping(request_id, i):
                 pool.cache(table[i], hashes[i], group)
         self._num_cached[request_id] = full
+
+    def quiet_until(self, request_id: str, num_computed: int) -> int:
+        """Most tokens for which neither the table nor the index of cached blocks needs a change."""
+        owned, indexed = len(self.tables[request_id]), self._num_cached[request_id]
+        if not self.pool.enable_caching:
+            return owned * self.block_size
+        return min(owned * self.block_size, (indexed + 1) * self.block_size - 1)
 
     def free_skipped(self, request_id: str, num_computed: int) -> None:
         """Free blocks that only hold tokens outside every later token's reach."""
 
-    def free(self, request_id: str) -> None:
-        self.pool.free(reversed(self.tables.pop(request_id, [])))
-        self._num_cached.pop(request_id, None)
+    def free(self, request_id: str, hashes: Sequence[BlockHash], num_computed: int) -> None:
+        """Give a request's blocks back; those past its ``num_computed`` written tokens leave the index."""
+        table = self.tables.pop(request_id, [])
+        for block in table[num_computed // self.block_size : self._num_cached.pop(request_id, 0)]:
+            self.pool.forget(block)
+        self.pool.free(reversed(table))
+
+    def _worth_keeping(self, request_id: str, index: int) -> bool:
+        return True
 
 
 class SlidingWindowManager(GroupManager):
     """A layer sees the last W tokens: blocks that fall out of the window become the null block.
 
-    All full blocks are indexed (dense retention): what lies in the window at the end of a turn can be reused.
+    Only the windows before likely resume points are indexed (sparse retention): before the last full block of the
+    prompt, before the end of a prefix that other groups have cached, and before the place where the request ends
+    or is preempted. Everything else would push useful prefixes out of the pool and never be asked for.
     """
 
     def __init__(self, spec: SlidingWindowSpec, group: int, pool: BlockPool) -> None:
         super().__init__(spec, group, pool)
         self.window = spec.sliding_window
+        self._tail = cdiv(spec.sliding_window - 1, spec.block_size)
+        """Blocks a prefix hit needs before the first token to compute."""
+        self._resume_points: dict[str, Sequence[int]] = {}
 
     def skipped_tokens(self, num_computed: int) -> int:
         return max(0, num_computed - self.window + 1)
@@ -93,8 +114,9 @@ class SlidingWindowManager(GroupManager):
 
         A shorter run counts when it starts at position 0.
         """
-        needed = cdiv(self.window - 1, self.block_size)
         end = min(max_blocks, len(hashes))
+        if self._tail == 0:
+            return [self.pool.null_block] * end
         run: list[KVBlock] = []
         for i in range(end - 1, -1, -1):
             block = self.pool.get_cached(hashes[i], self.group)
@@ -102,10 +124,8 @@ class SlidingWindowManager(GroupManager):
                 run, end = [], i
                 continue
             run.append(block)
-            if len(run) >= needed:
+            if len(run) == self._tail:
                 break
-        if needed == 0:
-            return [self.pool.null_block] * end
         run.reverse()
         return [self.pool.null_block] * (end - len(run)) + run
 
@@ -113,6 +133,10 @@ class SlidingWindowManager(GroupManager):
         held = len(self.tables.get(request_id, ())) + num_hit_blocks
         skipped = self.skipped_tokens(num_computed) // self.block_size
         return max(cdiv(num_tokens, self.block_size) - max(held, skipped), 0)
+
+    def adopt(self, request_id: str, hit: list[KVBlock], resume_points: Sequence[int]) -> None:
+        super().adopt(request_id, hit, resume_points)
+        self._resume_points[request_id] = resume_points
 
     def extend(self, request_id: str, num_tokens: int, num_computed: int) -> list[KVBlock]:
         table = self.tables.setdefault(request_id, [])
@@ -132,6 +156,27 @@ class SlidingWindowManager(GroupManager):
             freed.append(table[i])
             table[i] = self.pool.null_block
         self.pool.free(freed)
+
+    def quiet_until(self, request_id: str, num_computed: int) -> int:
+        next_skipped = self.skipped_tokens(num_computed) // self.block_size + 1
+        return min(super().quiet_until(request_id, num_computed), next_skipped * self.block_size + self.window - 1)
+
+    def free(self, request_id: str, hashes: Sequence[BlockHash], num_computed: int) -> None:
+        self._index_last_window(request_id, hashes, num_computed)
+        super().free(request_id, hashes, num_computed)
+        self._resume_points.pop(request_id, None)
+
+    def _index_last_window(self, request_id: str, hashes: Sequence[BlockHash], num_computed: int) -> None:
+        """Let the next turn, or the request itself after preemption, start where this one stopped."""
+        end = min(num_computed // self.block_size, len(hashes))
+        start = max(end - self._tail, 0)
+        window = self.tables.get(request_id, [])[start:end]
+        if self.pool.null_block not in window:
+            for block, block_hash in zip(window, hashes[start:end], strict=True):
+                self.pool.cache(block, block_hash, self.group)
+
+    def _worth_keeping(self, request_id: str, index: int) -> bool:
+        return any(point - self._tail <= index < point for point in self._resume_points[request_id])
 
 
 def make_group_manager(spec: KVCacheSpec, group: int, pool: BlockPool) -> GroupManager:

@@ -4,6 +4,7 @@
 that processes can be made to agree or to differ; otherwise sha256 roots are a constant and xxhash roots random.
 """
 
+import functools
 import hashlib
 import os
 import struct
@@ -17,9 +18,14 @@ Hasher = Callable[[BlockHash, Sequence[int], str | None], BlockHash]
 """(parent, tokens of one block, cache salt or None) → hash of the block."""
 
 
+@functools.cache
+def _packer(num_tokens: int) -> struct.Struct:
+    return struct.Struct(f"<II{num_tokens}I")
+
+
 def _flat(parent: bytes, tokens: Sequence[int], salt: str | None) -> bytes:
     """An unambiguous byte string: length-prefixed parent, 32-bit tokens, salt."""
-    body = struct.pack(f"<II{len(tokens)}I", len(parent), len(tokens), *tokens)
+    body = _packer(len(tokens)).pack(len(parent), len(tokens), *tokens)
     return body + parent + (b"" if salt is None else b"\x01" + salt.encode())
 
 

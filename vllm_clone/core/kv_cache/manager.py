@@ -15,6 +15,8 @@ class PrefixHit:
 
     blocks: tuple[list[KVBlock], ...]
     num_tokens: int
+    longest: int
+    """Tokens that some group, but not all, have cached; what the others should keep for the next request."""
 
 
 class KVCacheManager:
@@ -44,7 +46,9 @@ class KVCacheManager:
         specs = [g.spec for g in config.groups]
         self.groups: list[GroupManager] = [make_group_manager(s, i, self.pool) for i, s in enumerate(specs)]
         self._watermark_blocks = int(watermark * config.num_blocks)
-        self._no_hit = PrefixHit(tuple([] for _ in self.groups), 0)
+        self._no_hit = PrefixHit(tuple([] for _ in self.groups), 0, 0)
+        self._quiet_until: dict[str, int] = {}
+        """Request id → most tokens for which its tables and the index of cached blocks need no change."""
 
     @property
     def usage(self) -> float:
@@ -65,65 +69,92 @@ class KVCacheManager:
         hashes = request.block_hashes
         limit = min((request.num_tokens - 1) // self.block_size, len(hashes))
         hits = [g.find_prefix(hashes, limit) for g in self.groups]
+        longest = max(len(h) for h in hits)
         while len({len(h) for h in hits}) > 1:  # each group can only shorten the candidate
             limit = min(len(h) for h in hits)
             pairs = zip(self.groups, hits, strict=True)
             hits = [h if len(h) == limit else g.find_prefix(hashes, limit) for g, h in pairs]
-        return PrefixHit(tuple(hits), len(hits[0]) * self.block_size)
+        return PrefixHit(tuple(hits), len(hits[0]) * self.block_size, longest * self.block_size)
 
-    def allocate(
-        self, request: Request, num_new: int, hit: PrefixHit | None = None, *, admission: bool = False,
-        reserve_full: bool = False, use_watermark: bool = False,
-    ) -> BlockIds | None:  # fmt: skip
-        """Give ``request`` slots for ``num_new`` more tokens (after its prefix hit, when it is admitted with one).
+    def admit(
+        self, request: Request, num_new: int, hit: PrefixHit, *, reserve_full: bool, keep_watermark: bool
+    ) -> BlockIds | None:
+        """Start a waiting request's tables: the blocks of its prefix hit, then slots for ``num_new`` tokens.
+
+        Args:
+            request: a request without blocks.
+            num_new: tokens to compute after the hit.
+            hit: what ``find_prefix`` found for the request in this step.
+            reserve_full: admit only if all tokens the request has now fit the free blocks.
+            keep_watermark: leave the watermark's blocks free.
 
         Returns:
-            The ids to append to its tables, per group (the hit's first); None when too few blocks are free.
+            The ids of its tables per group; None, and nothing done, when too few blocks are free.
         """
-        request_id = request.request_id
-        hit_blocks = hit.blocks if hit is not None else self._no_hit.blocks
-        computed = request.num_computed_tokens + (hit.num_tokens if hit is not None else 0)
-        total = min(computed + num_new, self.max_model_len)
-        if not admission:
-            for group in self.groups:
-                group.free_skipped(request_id, request.num_computed_tokens)
-        touched_free = sum(b.ref_count == 0 and b is not self.pool.null_block for bs in hit_blocks for b in bs)
-        spare = self.pool.num_free - touched_free - (self._watermark_blocks if use_watermark else 0)
-        if reserve_full and not self._full_sequence_fits(request, hit_blocks, spare):
+        null = self.pool.null_block
+        taken_by_hit = sum(b.ref_count == 0 and b is not null for blocks in hit.blocks for b in blocks)
+        spare = self.pool.num_free - taken_by_hit - (self._watermark_blocks if keep_watermark else 0)
+        if reserve_full and not self._full_sequence_fits(request, hit, spare):
             return None
-        need = sum(
-            g.num_new_blocks(request_id, total, len(h), computed) for g, h in zip(self.groups, hit_blocks, strict=True)
-        )
-        if need > spare:
+        request_id, total = request.request_id, hit.num_tokens + num_new
+        pairs = list(zip(self.groups, hit.blocks, strict=True))
+        if sum(g.num_new_blocks(request_id, total, len(h), hit.num_tokens) for g, h in pairs) > spare:
             return None
-        if admission:
-            for group, blocks in zip(self.groups, hit_blocks, strict=True):
-                self.pool.touch(blocks)
-                group.adopt(request_id, blocks)
-        new = tuple(
-            [b.block_id for b in blocks] + [b.block_id for b in group.extend(request_id, total, computed)]
-            for group, blocks in zip(self.groups, hit_blocks, strict=True)
-        )
-        if self.enable_caching:
-            self.cache_blocks(request, min(computed + num_new, request.num_tokens))
-        return new
-
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Index the blocks filled by the request's first ``num_tokens`` tokens."""
+        resume_points = ((request.num_prompt_tokens - 1) // self.block_size, hit.longest // self.block_size)
+        for group, blocks in pairs:  # every group's hit is held before any group takes new blocks
+            self.pool.touch(blocks)
+            group.adopt(request_id, blocks, resume_points)
         for group in self.groups:
-            group.cache_full_blocks(request.request_id, request.block_hashes, num_tokens)
+            group.extend(request_id, total, hit.num_tokens)
+        self._index_full_blocks(request, hit.num_tokens, total)
+        return tuple([b.block_id for b in group.tables[request_id]] for group in self.groups)
+
+    def grow(self, request: Request, num_new: int) -> BlockIds | None:
+        """Give a running request slots for ``num_new`` more tokens, and free what fell out of sliding windows.
+
+        Returns:
+            The ids to append to its tables per group, an empty tuple if there are none; None when too few
+            blocks are free.
+        """
+        request_id, computed = request.request_id, request.num_computed_tokens
+        total = computed + num_new
+        if total <= self._quiet_until[request_id]:
+            return ()
+        need = 0
+        for group in self.groups:
+            group.free_skipped(request_id, computed)
+            need += group.num_new_blocks(request_id, total, 0, computed)
+        if need > self.pool.num_free:
+            return None
+        new = tuple([b.block_id for b in group.extend(request_id, total, computed)] for group in self.groups)
+        self._index_full_blocks(request, computed, total)
+        return new if any(new) else ()
 
     def free(self, request: Request) -> None:
+        """Take back a request's blocks. Cached ones that its computed tokens fill stay cached.
+
+        A preempted request's blocks for the tokens it was given in this very step are cached already but will
+        never be written; ``num_computed_tokens`` tells them apart.
+        """
         for group in self.groups:
-            group.free(request.request_id)
+            group.free(request.request_id, request.block_hashes, request.num_computed_tokens)
+        self._quiet_until.pop(request.request_id, None)
 
     def reset_prefix_cache(self) -> bool:
         return self.pool.reset()
 
-    def _full_sequence_fits(self, request: Request, hit_blocks: tuple[list[KVBlock], ...], spare: int) -> bool:
-        tokens = min(request.num_tokens, self.max_model_len)
+    def _index_full_blocks(self, request: Request, computed: int, total: int) -> None:
+        """Make the blocks that ``total`` tokens fill findable, before they are written: a layer writes keys and
+        values before it attends, so that a request of the same step may already share them."""
+        request_id = request.request_id
+        if self.enable_caching:
+            for group in self.groups:
+                group.cache_full_blocks(request_id, request.block_hashes, min(total, request.num_tokens))
+        self._quiet_until[request_id] = min(group.quiet_until(request_id, computed) for group in self.groups)
+
+    def _full_sequence_fits(self, request: Request, hit: PrefixHit, spare: int) -> bool:
         need = 0
-        for group, blocks in zip(self.groups, hit_blocks, strict=True):
+        for group, blocks in zip(self.groups, hit.blocks, strict=True):
             live = sum(b is not self.pool.null_block for b in blocks)
-            need += max(group.max_blocks(tokens, self.max_in_flight) - live, 0)
+            need += max(group.max_blocks(request.num_tokens, self.max_in_flight) - live, 0)
         return need <= spare

@@ -50,24 +50,25 @@ class FCFSQueue:
 
 
 class PriorityQueue:
-    """Smaller priority first, then earlier arrival. Removal marks entries and skips them later."""
+    """Smaller priority first, then earlier arrival, then request id. Removal leaves a dead entry to skip later."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, float, int, Request]] = []
+        self._heap: list[tuple[int, float, str, int, Request]] = []
         self._entry: dict[str, int] = {}
         self._ticket = itertools.count()
 
     def add(self, request: Request) -> None:
         ticket = next(self._ticket)
         self._entry[request.request_id] = ticket
-        heapq.heappush(self._heap, (request.priority, request.arrival_time, ticket, request))
+        entry = (request.priority, request.arrival_time, request.request_id, ticket, request)
+        heapq.heappush(self._heap, entry)
 
     put_back = add
 
     def peek(self) -> Request:
-        while self._entry.get(self._heap[0][3].request_id) != self._heap[0][2]:
+        while not self._is_live(self._heap[0]):
             heapq.heappop(self._heap)
-        return self._heap[0][3]
+        return self._heap[0][-1]
 
     def pop(self) -> Request:
         request = self.peek()
@@ -77,12 +78,18 @@ class PriorityQueue:
 
     def remove(self, request: Request) -> None:
         del self._entry[request.request_id]
+        if len(self._heap) > 2 * len(self._entry) + 16:  # dead entries must not pile up behind urgent requests
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._entry)
 
     def __iter__(self) -> Iterator[Request]:
-        return (r for _, _, ticket, r in sorted(self._heap) if self._entry.get(r.request_id) == ticket)
+        return (entry[-1] for entry in sorted(self._heap) if self._is_live(entry))
+
+    def _is_live(self, entry: tuple[int, float, str, int, Request]) -> bool:
+        return self._entry.get(entry[2]) == entry[3]
 
 
 def make_queue(policy: str) -> WaitingQueue:

@@ -21,6 +21,7 @@ from vllm_clone.messages import (
     EngineCoreRequest,
     EventType,
     FinishReason,
+    LogprobRows,
     PrefillStats,
     SchedulerStats,
 )
@@ -42,7 +43,7 @@ class Scheduler:
         self.max_tokens_per_step = sched.max_num_batched_tokens
         self.max_num_seqs = sched.max_num_seqs
         self.chunked_prefill = sched.enable_chunked_prefill is not False
-        self.long_prefill = sched.long_prefill_token_threshold
+        self.long_prefill = sched.long_prefill_token_threshold if self.chunked_prefill else 0
         self.reserve_full = sched.scheduler_reserve_full_isl
         self.by_priority = sched.scheduling_policy == "priority"
         caching = cache.enable_prefix_caching is not False
@@ -64,18 +65,12 @@ class Scheduler:
 
     def add_request(self, core: EngineCoreRequest) -> None:
         """Queue a request. One that could never fit the KV cache is finished with an error instead."""
+        if core.request_id in self.requests:
+            raise ValueError(f"request id {core.request_id!r} is in use")
         request = Request(core, self._hasher)
-        longest = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
-        if not self.kv.can_ever_fit(longest):
-            capacity = (self.kv.pool.num_blocks - 1) * self.kv.block_size
-            self._reject(
-                request,
-                f"The request may grow to {longest} tokens, more than the KV cache holds ({capacity}); "
-                "lower max_tokens, shorten the prompt, or start the server with a larger --kv-cache-memory-bytes.",
-            )
+        if (reason := self._unservable(request)) is not None:
+            self._reject(request, reason)
             return
-        if request.request_id in self.requests:
-            raise ValueError(f"request id {request.request_id!r} is in use")
         request.record(EventType.QUEUED, self._clock())
         self.requests[request.request_id] = request
         self.waiting.add(request)
@@ -140,33 +135,34 @@ class Scheduler:
 
     def _schedule_running(self, scheduled: dict[str, int], columns: RunningRequests) -> int:
         budget = self.max_tokens_per_step
-        rows: dict[str, tuple[BlockIds, int]] = {}
+        rows: dict[str, BlockIds] = {}
+        grow, running = self.kv.grow, self.running
         index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            count = self._tokens_wanted(request, budget)
-            blocks = self.kv.allocate(request, count)
+        while index < len(running) and budget > 0:
+            request = running[index]
+            count = len(request.all_token_ids) - request.num_computed_tokens
+            if count > 1:
+                count = self._cap(count, budget)
+            blocks = grow(request, count)
             while blocks is None:
                 victim = self._victim()
                 budget += scheduled.pop(victim.request_id, 0)
                 rows.pop(victim.request_id, None)
-                position = self.running.index(victim)
+                index -= running.index(victim) < index
                 self._preempt(victim)
-                if position < index:
-                    index -= 1
                 if victim is request:
                     break
-                blocks = self.kv.allocate(request, count)
+                blocks = grow(request, count)
             if blocks is None:
                 break
             scheduled[request.request_id] = count
-            rows[request.request_id] = (blocks, request.num_computed_tokens)
+            rows[request.request_id] = blocks
             budget -= count
             index += 1
-        for request_id, (blocks, computed) in rows.items():
-            columns.req_ids.append(request_id)
-            columns.new_block_ids.append(blocks if any(blocks) else None)
-            columns.num_computed_tokens.append(computed)
+        requests = self.requests
+        columns.req_ids = list(rows)
+        columns.new_block_ids = [blocks or None for blocks in rows.values()]
+        columns.num_computed_tokens = [requests[request_id].num_computed_tokens for request_id in rows]
         return budget
 
     def _schedule_waiting(self, budget: int, scheduled: dict[str, int], new: list[NewRequest]) -> None:
@@ -174,11 +170,11 @@ class Scheduler:
             request = self.waiting.peek()
             hit = self.kv.find_prefix(request)
             lacking = request.num_tokens - hit.num_tokens
-            count = self._tokens_wanted(request, budget, hit.num_tokens)
+            count = self._cap(lacking, budget)
             if count < lacking and not self.chunked_prefill:
                 break
-            blocks = self.kv.allocate(
-                request, count, hit, admission=True, reserve_full=self.reserve_full, use_watermark=bool(self.running)
+            blocks = self.kv.admit(
+                request, count, hit, reserve_full=self.reserve_full, keep_watermark=bool(self.running)
             )
             if blocks is None:
                 break
@@ -197,16 +193,14 @@ class Scheduler:
                 )
             )
 
-    def _tokens_wanted(self, request: Request, budget: int, num_hit_tokens: int = 0) -> int:
-        """Tokens to compute for a request this step; at least one, since it is behind and the budget is not spent."""
-        computed = request.num_computed_tokens + num_hit_tokens
-        count = min(request.num_tokens - computed, budget, self.max_model_len - computed)
-        if self.long_prefill and len(self.running) + len(self.waiting) > 1:
-            count = min(count, self.long_prefill)
-        return count
+    def _cap(self, lacking: int, budget: int) -> int:
+        """How many of a request's ``lacking`` tokens this step computes."""
+        if self.long_prefill and len(self.requests) > 1:
+            return min(lacking, budget, self.long_prefill)
+        return min(lacking, budget)
 
     def _admit(self, request: Request, hit: PrefixHit) -> None:
-        if self.kv.enable_caching and not request.skip_prefix_cache:
+        if self.kv.enable_caching and not request.skip_prefix_cache and not request.num_preemptions:
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += hit.num_tokens
         if request.num_cached_tokens < 0:
@@ -227,6 +221,7 @@ class Scheduler:
         self.kv.free(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
+        request.prompt_logprobs = None  # an unfinished prompt starts over
         request.num_preemptions += 1
         request.record(EventType.PREEMPTED, self._clock())
         self._stats.num_preemptions += 1
@@ -241,7 +236,8 @@ class Scheduler:
         ended = False
         sampled, logprobs = result.sampled_token_ids, result.logprobs
         for request_id, rows in result.prompt_logprobs.items():
-            if (request := self.requests.get(request_id)) is not None:
+            request = self.requests.get(request_id)
+            if request is not None and not request.num_output_tokens:
                 request.add_prompt_logprobs(rows)
         for request_id in step.num_scheduled_tokens:
             request = self.requests.get(request_id)
@@ -284,12 +280,34 @@ class Scheduler:
         return stats
 
     def _first_output(self, request: Request, output: EngineCoreOutput) -> None:
-        output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        if request.sampling_params.prompt_logprobs is not None:
+            output.prompt_logprobs = request.prompt_logprobs or LogprobRows([], [], [])
+            request.prompt_logprobs = None
         cached = request.num_cached_tokens
         created = request.num_prompt_tokens // self.kv.block_size * self.kv.block_size - cached
         output.prefill_stats = PrefillStats(
             request.num_prompt_tokens, cached, max(created, 0) if self.kv.enable_caching else 0
         )
+
+    def _unservable(self, request: Request) -> str | None:
+        """Why a request could never run to its end, or None."""
+        prompt, kv = request.num_prompt_tokens, self.kv
+        if not 0 < prompt < self.max_model_len:
+            return f"The prompt has {prompt} tokens; it needs at least 1 and fewer than {self.max_model_len}."
+        longest = min(prompt + request.max_tokens, self.max_model_len) - 1  # the last token needs no slot
+        if not self.chunked_prefill and longest > self.max_tokens_per_step:
+            return (
+                f"The request may grow to {longest + 1} tokens; without chunked prefill a step must take it whole, "
+                f"and takes {self.max_tokens_per_step}. Lower max_tokens, shorten the prompt, or start the server "
+                "with a larger --max-num-batched-tokens."
+            )
+        if not kv.can_ever_fit(longest):
+            return (
+                f"The request may grow to {longest + 1} tokens, which needs {kv.max_blocks(longest)} KV cache blocks "
+                f"of {kv.block_size} tokens; there are {kv.pool.num_blocks - 1}. Lower max_tokens, shorten the "
+                "prompt, or start the server with a larger --kv-cache-memory-bytes."
+            )
+        return None
 
     def _forget(self, request: Request) -> None:
         self.kv.free(request)

@@ -1,0 +1,36 @@
+// The kernels of one instruction set, as a table of functions on raw pointers.
+#pragma once
+
+#include <cstdint>
+
+enum class DType : int { f32 = 0, bf16 = 1, f16 = 2 };
+
+struct AttentionArgs {
+  DType dtype;
+  void* out;                   // [T, Hq, D]
+  const void* query;           // [T, Hq, D], rows query_stride elements apart
+  const void* cache;           // [blocks, 2, Hkv, block_size, D]
+  const int32_t* block_table;  // [R, table_stride]
+  const int32_t* query_start;  // [R + 1]
+  const int32_t* seq_lens;     // [R]
+  int64_t num_requests, table_stride, query_stride;
+  int num_heads, num_kv_heads, head_size, block_size, sliding_window;
+  float scale, softcap;
+};
+
+struct KernelTable {
+  // out = norm(x [+ residual]) * (weight + offset); residual, when given, receives the sum.
+  void (*rms_norm)(DType, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t dim,
+                   int64_t x_stride, float eps, float offset);
+  void (*layer_norm)(DType, void* out, const void* x, const void* weight, const void* bias, int64_t rows, int64_t dim,
+                     float eps);
+  void (*rotary)(DType, void* x, const int64_t* positions, const float* cos_sin, int64_t rows, int64_t heads,
+                 int64_t row_stride, int head_size, int rotary_dim, bool neox);
+  // out[rows, dim] = act(x[:, :dim]) * x[:, dim:] when gated, act(x) otherwise. act: 0 silu, 1 gelu, 2 gelu tanh.
+  void (*activation)(DType, void* out, const void* x, int64_t rows, int64_t dim, int act, bool gated);
+  void (*write_cache)(DType, void* cache, const void* key, const void* value, const int64_t* slots, int64_t tokens,
+                      int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size);
+  void (*attention)(const AttentionArgs&);
+  // Expands count elements of a GGUF storage type; false when the type is not known here.
+  bool (*dequantize)(DType, void* out, const void* data, int ggml_type, int64_t count);
+};

@@ -1,0 +1,164 @@
+// Sixteen floats at a time through the compiler's vector types: one source for every instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace simd {
+
+constexpr int kLanes = 16;
+using vf = float __attribute__((vector_size(64)));
+using vi = int32_t __attribute__((vector_size(64)));
+using vu = uint32_t __attribute__((vector_size(64)));
+using vh = uint16_t __attribute__((vector_size(32)));
+
+struct bf16 {
+  uint16_t bits;
+};
+struct fp16 {
+  uint16_t bits;
+};
+
+inline vf splat(float x) { return vf{} + x; }
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  const uint32_t bits = uint32_t{x.bits} << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+inline float to_float(fp16 x) {
+  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7fffu;
+  float out;
+  if (rest < 0x0400u) {  // zero and subnormals: a multiple of 2^-24
+    out = static_cast<float>(rest) * 0x1p-24f;
+  } else {
+    const uint32_t bits = rest >= 0x7c00u ? (rest << 13) | 0x7f800000u : (rest << 13) + 0x38000000u;
+    std::memcpy(&out, &bits, 4);
+  }
+  uint32_t bits;
+  std::memcpy(&bits, &out, 4);
+  bits |= sign;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+template <typename T>
+inline T from_float(float x);
+template <>
+inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+inline bf16 from_float<bf16>(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+template <>
+inline fp16 from_float<fp16>(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
+  if (bits >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};
+  if (bits < 0x38800000u) {  // subnormal result: let the adder round to a multiple of 2^-24
+    float value;
+    std::memcpy(&value, &bits, 4);
+    value += 0.5f;
+    std::memcpy(&bits, &value, 4);
+    return {static_cast<uint16_t>(sign | (bits - 0x3f000000u))};
+  }
+  bits += 0xfffu + ((bits >> 13) & 1u) - 0x38000000u;
+  return {static_cast<uint16_t>(sign | (bits >> 13))};
+}
+
+inline vf load(const float* p) {
+  vf out;
+  std::memcpy(&out, p, 64);
+  return out;
+}
+inline vf load(const bf16* p) {
+  vh half;
+  std::memcpy(&half, p, 32);
+  const vu wide = __builtin_convertvector(half, vu) << 16;
+  vf out;
+  std::memcpy(&out, &wide, 64);
+  return out;
+}
+inline vf load(const fp16* p) {
+  vf out;
+  for (int i = 0; i < kLanes; ++i) out[i] = to_float(p[i]);
+  return out;
+}
+inline void store(float* p, vf x) { std::memcpy(p, &x, 64); }
+inline void store(bf16* p, vf x) {
+  vu bits;
+  std::memcpy(&bits, &x, 64);
+  const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const vu nan = (bits >> 16) | 0x40u;
+  const vi is_nan = x != x;
+  vu chosen = ((vu)is_nan & nan) | (~(vu)is_nan & rounded);
+  const vh half = __builtin_convertvector(chosen, vh);
+  std::memcpy(p, &half, 32);
+}
+inline void store(fp16* p, vf x) {
+  for (int i = 0; i < kLanes; ++i) p[i] = from_float<fp16>(x[i]);
+}
+
+inline float sum(vf x) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, 64);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+inline float max(vf x) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, 64);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+inline vf select(vi mask, vf a, vf b) {
+  vu x, y;
+  std::memcpy(&x, &a, 64);
+  std::memcpy(&y, &b, 64);
+  const vu out = ((vu)mask & x) | (~(vu)mask & y);
+  vf result;
+  std::memcpy(&result, &out, 64);
+  return result;
+}
+inline vf max(vf a, vf b) { return select(a > b, a, b); }
+
+// e^x to about 2 ulp: x = n ln 2 + r, a degree-6 polynomial in r, exponent arithmetic for 2^n.
+// Below -87 the result is 0, above 88 it is +inf's neighbourhood clamp; NaN passes through.
+inline vf exp(vf x) {
+  const vf low = splat(-87.0f), high = splat(88.0f);
+  const vf clamped = select(x < low, low, select(x > high, high, x));
+  const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf n = (clamped * 1.44269504f + magic) - magic;
+  vf r = clamped - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
+  vf scale;
+  std::memcpy(&scale, &exponent, 64);
+  return select(x < low, vf{}, p * scale);
+}
+inline vf tanh(vf x) {
+  const vf e = exp(x * 2.0f);
+  return 1.0f - 2.0f / (e + 1.0f);
+}
+
+}  // namespace simd

@@ -1,0 +1,28 @@
+// The one thread pool of the CPU kernels: a fixed number of threads, static partition, spin-then-sleep.
+#pragma once
+
+#include <cstdint>
+
+// Runs the work [begin, end) of a parallel_for.
+using Task = void (*)(void* context, int64_t begin, int64_t end);
+
+// Number of threads that work, the caller included. Starts the pool anew when it changes.
+void set_num_threads(int count);
+int num_threads();
+
+// Splits [0, count) into one contiguous range per thread and returns when all are done.
+// The caller works too. Calls from several threads take turns.
+void run_parallel(int64_t count, Task task, void* context);
+
+// parallel_for(count, grain, f): f(begin, end) over [0, count); runs inline when count <= grain.
+template <typename F>
+void parallel_for(int64_t count, int64_t grain, const F& body) {
+  if (count <= 0) return;
+  if (count <= grain || num_threads() == 1) {
+    body(int64_t{0}, count);
+    return;
+  }
+  run_parallel(
+      count, [](void* context, int64_t begin, int64_t end) { (*static_cast<const F*>(context))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}

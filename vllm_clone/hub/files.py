@@ -1,0 +1,111 @@
+"""Finding a model's files and reading what describes it. Never touches the network for local paths or offline."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vllm_clone import envs
+from vllm_clone.errors import ConfigError
+from vllm_clone.hub.gguf import MAGIC, GGUFFile
+from vllm_clone.hub.gguf_config import config_from_gguf
+
+PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt", "*.model", "*.txt", "*.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model is: a directory in Hugging Face layout, or one GGUF file."""
+
+    path: Path
+    format: Literal["hf", "gguf"]
+
+
+def is_offline() -> bool:
+    return bool(envs.HF_HUB_OFFLINE or envs.TRANSFORMERS_OFFLINE)
+
+
+def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> ModelFiles:
+    """Files of a local path or a hub id.
+
+    Raises:
+        ConfigError: not there, or not a model.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return _local(path)
+    looks_local = model.startswith(("/", ".", "~")) or model.endswith((".gguf", ".safetensors", ".bin"))
+    if looks_local or model.count("/") > 1:
+        raise ConfigError(
+            f"Model {model} does not exist; give a local directory, a .gguf file, or a hub id owner/name."
+        )
+    return _local(_download(model, revision, download_dir))
+
+
+def _local(path: Path) -> ModelFiles:
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(4) == MAGIC:
+                return ModelFiles(path.resolve(), "gguf")
+        raise ConfigError(f"Model {path} is a file but not GGUF; give its directory, or a .gguf file.")
+    if not (path / "config.json").exists():
+        candidates = sorted(path.glob("*.gguf"))
+        if len(candidates) == 1:
+            return ModelFiles(candidates[0].resolve(), "gguf")
+        if candidates:
+            names = ", ".join(c.name for c in candidates)
+            raise ConfigError(f"Model directory {path} holds several GGUF files; name one of them: {names}.")
+        raise ConfigError(f"Model directory {path} has no config.json; is it a complete Hugging Face checkpoint?")
+    return ModelFiles(path.resolve(), "hf")
+
+
+def _download(model: str, revision: str | None, download_dir: str | None) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                model, revision=revision, cache_dir=download_dir, allow_patterns=PATTERNS, local_files_only=is_offline()
+            )
+        )
+    except HFValidationError as error:
+        raise ConfigError(f"Model {model!r} is neither a local path nor a hub id: {error}") from error
+    except LocalEntryNotFoundError as error:
+        why = "offline mode is on (HF_HUB_OFFLINE)" if is_offline() else "the hub cannot be reached"
+        raise ConfigError(
+            f"Model {model} is not in the local cache and {why}; give a local path or download it first."
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"Model {model} cannot be fetched from the hub: {reason}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ConfigError: not readable, not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def load_hf_config(files: ModelFiles) -> dict[str, Any]:
+    """config.json, or the same facts from GGUF metadata."""
+    if files.format == "gguf":
+        return config_from_gguf(GGUFFile(files.path, vocabulary=False))
+    return read_json(files.path / "config.json")
+
+
+def load_generation_config(files: ModelFiles) -> dict[str, Any]:
+    """generation_config.json, or {} when there is none (a GGUF file names only its special tokens)."""
+    if files.format == "gguf":
+        return {}
+    path = files.path / "generation_config.json"
+    return read_json(path) if path.exists() else {}

@@ -1,0 +1,152 @@
+"""GGUF files: tensor names of each architecture, and tensors brought back to what the original checkpoint had."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vllm_clone import kernels
+from vllm_clone.errors import ModelLoadError
+from vllm_clone.hub.gguf import GGMLType, GGUFFile, GGUFTensor
+from vllm_clone.hub.gguf_config import ROPE_PERMUTED
+from vllm_clone.model_loader.checkpoint import CheckpointTensor
+
+FREQ_FACTORS = "rope_freqs.weight"
+
+_DECODER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.*.attn_norm": "model.layers.*.input_layernorm",
+    "blk.*.attn_q": "model.layers.*.self_attn.q_proj",
+    "blk.*.attn_k": "model.layers.*.self_attn.k_proj",
+    "blk.*.attn_v": "model.layers.*.self_attn.v_proj",
+    "blk.*.attn_output": "model.layers.*.self_attn.o_proj",
+    "blk.*.attn_q_norm": "model.layers.*.self_attn.q_norm",
+    "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
+    "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+    "blk.*.ffn_gate": "model.layers.*.mlp.gate_proj",
+    "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
+    "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
+}
+_GEMMA = _DECODER | {
+    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
+    "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
+    "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
+}
+_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "blk.*.attn_norm": "transformer.h.*.ln_1",
+    "blk.*.ffn_norm": "transformer.h.*.ln_2",
+    "blk.*.attn_qkv": "transformer.h.*.attn.c_attn",
+    "blk.*.attn_output": "transformer.h.*.attn.c_proj",
+    "blk.*.ffn_up": "transformer.h.*.mlp.c_fc",
+    "blk.*.ffn_down": "transformer.h.*.mlp.c_proj",
+}
+NAMES: dict[str, dict[str, str]] = {
+    "llama": _DECODER,
+    "qwen2": _DECODER,
+    "qwen3": _DECODER,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gpt2": _GPT2,
+}
+"""general.architecture → GGUF module name → module name in a Hugging Face checkpoint, ``*`` for the layer."""
+
+_NORM_SHIFTED = frozenset({"gemma2", "gemma3"})
+"""Their converter stores norm weights plus 1."""
+_TRANSPOSED = frozenset(f"blk.*.{name}" for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down"))
+"""GPT-2's matrices, which its own checkpoints keep as [in, out] and GGUF as [out, in]."""
+
+
+class GGUFCheckpoint:
+    """A GGUF file as a stream of tensors under their Hugging Face names, in the dtype of the model.
+
+    Args:
+        path: the file.
+        dtype: what quantized and other tensors are converted to.
+
+    Raises:
+        ModelLoadError: no tensor names are known for the file's architecture.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        self.files = [path]
+        self._file = GGUFFile(path, vocabulary=False)
+        self._dtype = dtype
+        metadata = self._file.metadata
+        self._arch = str(metadata.get("general.architecture"))
+        if self._arch not in NAMES:
+            raise ModelLoadError(f"{path}: unknown GGUF architecture {self._arch!r}; known: {', '.join(NAMES)}")
+        heads = metadata.get(f"{self._arch}.attention.head_count")
+        self._heads = {"attn_q": heads, "attn_k": metadata.get(f"{self._arch}.attention.head_count_kv", heads)}
+
+    def config_additions(self) -> Mapping[str, Any]:
+        """Facts for the model's config that the file keeps in tensors: divisors of the rotary frequencies."""
+        if FREQ_FACTORS not in self._file.tensors:
+            return {}
+        tensor = self._file.tensors[FREQ_FACTORS]
+        return {"rope_freq_factors": self._dequantize(tensor, torch.float32).tolist()}
+
+    def tensors(self) -> Iterator[CheckpointTensor]:
+        for tensor in self._file.tensors.values():
+            if tensor.name != FREQ_FACTORS:
+                name = self._checkpoint_name(tensor.name)
+                yield CheckpointTensor(name, self.files[0].name, tensor.nbytes, lambda t=tensor: self._read(t))
+
+    def _checkpoint_name(self, name: str) -> str:
+        pattern, layer, leaf = _pattern(name)
+        target = NAMES[self._arch].get(pattern)
+        return name if target is None else f"{target.replace('*', layer)}.{leaf}"
+
+    def _read(self, tensor: GGUFTensor) -> torch.Tensor:
+        pattern, _, leaf = _pattern(tensor.name)
+        kind = pattern.rpartition(".")[2]
+        if self._arch in _NORM_SHIFTED and kind.endswith("norm"):
+            return (self._dequantize(tensor, torch.float32) - 1.0).to(self._dtype)
+        data = self._dequantize(tensor, self._dtype)
+        if self._arch in ROPE_PERMUTED and kind in self._heads:
+            return _unpermute(data, self._heads[kind])
+        if self._arch == "gpt2" and pattern in _TRANSPOSED and leaf == "weight":
+            return data.t()
+        return data
+
+    def _dequantize(self, tensor: GGUFTensor, dtype: torch.dtype) -> torch.Tensor:
+        data = self._file.tensor_bytes(tensor.name)
+        if tensor.ggml_type in kernels.DEQUANTIZABLE:
+            return kernels.dequantize_gguf(data, tensor.ggml_type, tensor.shape, dtype)
+        return _dequantize_rare(tensor, data).to(dtype)
+
+
+def _pattern(name: str) -> tuple[str, str, str]:
+    """``blk.7.attn_q.weight`` → (``blk.*.attn_q``, ``7``, ``weight``)."""
+    *path, leaf = name.split(".")
+    layer = next((part for part in path if part.isdecimal()), "")
+    return ".".join("*" if part.isdecimal() else part for part in path), layer, leaf
+
+
+def _unpermute(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Undo the converter's pairing of rows (i, i + half) of each head as neighbours; for matrices and biases."""
+    return rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _dequantize_rare(tensor: GGUFTensor, data: memoryview) -> torch.Tensor:
+    """Formats without a kernel of ours, through the gguf package's numpy code; float32."""
+    try:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError:
+        raise ModelLoadError(
+            f"storage type {GGMLType(tensor.ggml_type).name} needs the gguf package (pip install 'vllm-clone[gguf]')"
+        ) from None
+    try:
+        values = dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType(int(tensor.ggml_type)))
+    except (NotImplementedError, ValueError) as error:
+        raise ModelLoadError(f"storage type {GGMLType(tensor.ggml_type).name} cannot be read: {error}") from error
+    return torch.from_numpy(values).reshape(tensor.shape)

@@ -1,0 +1,150 @@
+"""Build a model and fill it, tensor by tensor, so that peak memory is about the weights' own size."""
+
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from vllm_clone.config.vllm import VllmConfig
+from vllm_clone.errors import ModelLoadError
+from vllm_clone.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm_clone.layers.options import BuildOptions
+from vllm_clone.layers.weights import WeightModule
+from vllm_clone.logger import init_logger
+from vllm_clone.model_loader.checkpoint import (
+    Checkpoint,
+    CheckpointTensor,
+    SafetensorsCheckpoint,
+    TorchCheckpoint,
+    find_files,
+    total_bytes,
+)
+from vllm_clone.model_loader.dummy import fill_with_dummies
+from vllm_clone.model_loader.gguf import GGUFCheckpoint
+from vllm_clone.models.base import CausalLM
+from vllm_clone.models.checkpoint import Destination
+from vllm_clone.models.registry import get_model_class
+
+logger = init_logger(__name__)
+
+
+@torch.no_grad()
+def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
+    """The model of ``vllm_config`` with its weights on ``device``, ready for inference.
+
+    Raises:
+        ModelLoadError: unknown architecture, or a checkpoint that does not fit it; one line that names the file,
+            the tensor, what was expected and what was found.
+    """
+    started = time.monotonic()
+    config = vllm_config.model_config
+    model_class = get_model_class(config.architecture)
+    if config.hf_config.get("quantization_config"):
+        method = config.hf_config["quantization_config"].get("quant_method", "unknown")
+        raise ModelLoadError(f"{config.path}: quantized checkpoints are not supported yet (quant_method {method!r})")
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    options = BuildOptions(dtype, device, UnquantizedLinearMethod(), max_positions=int(config.max_model_len or 0))
+    hf_config = config.hf_config
+    if vllm_config.load_config.load_format == "dummy":
+        model = model_class(hf_config, options)
+        fill_with_dummies(model)
+    else:
+        checkpoint = open_checkpoint(Path(config.path), vllm_config.load_config.load_format, dtype)
+        if isinstance(checkpoint, GGUFCheckpoint):
+            hf_config = hf_config | checkpoint.config_additions()
+        model = model_class(hf_config, options)
+        load_weights(model, checkpoint, show_progress=vllm_config.load_config.use_tqdm_on_load)
+    prepare(model)
+    gib = weight_bytes(model) / 2**30
+    logger.info("Model loading took %.2f GiB memory and %.2f seconds", gib, time.monotonic() - started)
+    return model.eval()
+
+
+def open_checkpoint(path: Path, load_format: str, dtype: torch.dtype) -> Checkpoint:
+    """The checkpoint at ``path``, a directory or a .gguf file; with "auto", in the first format that is there.
+
+    Raises:
+        ModelLoadError: no weight files of that format; the message says what was looked for.
+    """
+    if path.is_file():
+        if load_format not in ("auto", "gguf"):
+            raise ModelLoadError(f"{path}: --load-format {load_format} needs a directory, found a file")
+        return GGUFCheckpoint(path, dtype)
+    if not path.is_dir():
+        raise ModelLoadError(f"{path}: no such file or directory")
+    if load_format in ("auto", "safetensors") and (files := find_files(path, "model", "safetensors")):
+        return SafetensorsCheckpoint(files)
+    if load_format in ("auto", "pt") and (files := find_files(path, "pytorch_model", "bin") or sorted(path.glob("*.pt"))):
+        return TorchCheckpoint(files)
+    if load_format in ("auto", "gguf") and (files := sorted(path.glob("*.gguf"))):
+        if len(files) > 1:
+            raise ModelLoadError(f"{path}: found {len(files)} .gguf files; give the path of one: {files[0]}")
+        return GGUFCheckpoint(files[0], dtype)
+    looked_for = {"safetensors": "model*.safetensors", "pt": "pytorch_model*.bin or *.pt", "gguf": "*.gguf"}
+    wanted = looked_for.get(load_format, ", ".join(looked_for.values()))
+    found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
+    raise ModelLoadError(f"{path}: no weight files; looked for {wanted}; found {found}")
+
+
+def load_weights(model: CausalLM, checkpoint: Checkpoint, *, show_progress: bool) -> None:
+    """Fill every parameter of ``model`` from ``checkpoint``.
+
+    Raises:
+        ModelLoadError: a tensor is missing, unknown, or of another shape or dtype; or a file is damaged.
+    """
+    started = time.monotonic()
+    modules = {path: m for path, m in model.named_modules() if isinstance(m, WeightModule)}
+    bar = tqdm(
+        total=total_bytes(checkpoint.files),
+        desc="Loading weights",
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=not show_progress,
+    )
+    with bar:
+        for tensor in checkpoint.tensors():
+            try:
+                destination = model.weight_table.locate(tensor.name)
+                if destination is not None and not (model.tied and destination.module == "lm_head"):
+                    _place(modules, destination, tensor)
+            except ModelLoadError as error:
+                raise ModelLoadError(f"{tensor.file}: tensor {tensor.name}: {error}") from error
+            bar.update(tensor.nbytes)
+        bar.update(bar.total - bar.n)  # headers and padding
+    _check_complete(model, modules, checkpoint)
+    logger.info("Loading weights took %.2f seconds", time.monotonic() - started)
+
+
+def _place(modules: dict[str, WeightModule], to: Destination, tensor: CheckpointTensor) -> None:
+    module = modules.get(to.module)
+    if module is None:
+        raise ModelLoadError("the model has no such tensor (does config.json belong to these weights?)")
+    data = tensor.read()
+    module.load_weight(to.leaf, data.t() if to.transpose and data.dim() == 2 else data, to.shard)
+
+
+def _check_complete(model: CausalLM, modules: dict[str, WeightModule], checkpoint: Checkpoint) -> None:
+    missing = [
+        model.weight_table.source_name(path, leaf, shard)
+        for path, module in modules.items()
+        for leaf, shard in module.pending()
+    ]
+    missing = list(dict.fromkeys(missing))
+    if missing:
+        where = checkpoint.files[0] if len(checkpoint.files) == 1 else checkpoint.files[0].parent
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ModelLoadError(f"{where}: {len(missing)} tensors are missing: {shown}")
+
+
+def prepare(model: CausalLM) -> None:
+    """Let each linear layer repack its loaded weights, one layer at a time."""
+    for module in model.modules():
+        if isinstance(module, LinearBase):
+            module.prepare()
+
+
+def weight_bytes(model: CausalLM) -> int:
+    """Bytes of all parameters; tied ones count once."""
+    return sum(parameter.nbytes for parameter in model.parameters())

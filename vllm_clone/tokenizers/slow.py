@@ -1,0 +1,75 @@
+"""Tokenizers that only transformers can build; importing this module costs seconds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from vllm_clone.errors import ConfigError
+from vllm_clone.hub.files import is_offline
+from vllm_clone.tokenizers.base import CONTEXT_TOKENS, DecodeStream, Tokenizer
+from vllm_clone.tokenizers.fast import SPECIAL_ROLES
+
+REPLACEMENT = "\ufffd"
+
+
+class SlowTokenizer(Tokenizer):
+    """Any transformers tokenizer behind our interface."""
+
+    def __init__(self, path: str, trust_remote_code: bool) -> None:
+        try:
+            self._hf = AutoTokenizer.from_pretrained(
+                path, trust_remote_code=trust_remote_code, local_files_only=is_offline()
+            )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ConfigError(f"No tokenizer can be built from {path}: {str(error).splitlines()[0]}") from error
+        self.name = path
+        self.vocab_size = len(self._hf)
+        self.special = {r: str(t) for r in SPECIAL_ROLES if (t := getattr(self._hf, r, None)) is not None}
+        self.special_ids = frozenset(self._hf.all_special_ids)
+        self.chat_template = self._hf.chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        valid = [i for i in ids if 0 <= i < self.vocab_size]
+        return str(self._hf.decode(valid, skip_special_tokens=skip_special_tokens))
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [str(self._hf.convert_ids_to_tokens(i) or "") if 0 <= i < self.vocab_size else "" for i in ids]
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._hf.get_vocab().get(token)
+
+    def new_decode_stream(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> DecodeStream:
+        return _SlowStream(self, prompt_ids, skip_special_tokens)
+
+    def init_settings(self) -> dict[str, Any]:
+        return {"tokenizer_class": type(self._hf).__name__, **self.special, "chat_template": self.chat_template}
+
+    @property
+    def _is_byte_level(self) -> bool:
+        return "Ġ" in self._hf.get_vocab()
+
+
+class _SlowStream(DecodeStream):
+    """Decodes a short window twice per id; what the longer text adds is new, unless it ends in half a character."""
+
+    def __init__(self, tokenizer: SlowTokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids = list(prompt_ids[-CONTEXT_TOKENS:])
+        self._read = len(self._ids)
+
+    def step(self, token_id: int) -> str | None:
+        if not 0 <= token_id < self._tokenizer.vocab_size:
+            return None
+        self._ids.append(token_id)
+        before = self._tokenizer.decode(self._ids[: self._read], self._skip)
+        after = self._tokenizer.decode(self._ids, self._skip)
+        if len(after) <= len(before) or after.endswith(REPLACEMENT):
+            return None
+        self._ids = self._ids[-CONTEXT_TOKENS:] if len(self._ids) > 4 * CONTEXT_TOKENS else self._ids
+        self._read = len(self._ids)
+        return after[len(before) :]
