@@ -25,13 +25,13 @@ inline vf splat(float x) { return vf{} + x; }
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) {
   const uint32_t bits = uint32_t{x.bits} << 16;
-  float out;
+  float out = 0;
   std::memcpy(&out, &bits, 4);
   return out;
 }
 inline float to_float(fp16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7fffu;
-  float out;
+  float out = 0;
   if (rest < 0x0400u) {  // zero and subnormals: a multiple of 2^-24
     out = static_cast<float>(rest) * 0x1p-24f;
   } else {
@@ -78,7 +78,7 @@ inline fp16 from_float<fp16>(float x) {
 }
 
 inline vf load(const float* p) {
-  vf out;
+  vf out{};
   std::memcpy(&out, p, 64);
   return out;
 }
@@ -86,12 +86,12 @@ inline vf load(const bf16* p) {
   vh half;
   std::memcpy(&half, p, 32);
   const vu wide = __builtin_convertvector(half, vu) << 16;
-  vf out;
+  vf out{};
   std::memcpy(&out, &wide, 64);
   return out;
 }
 inline vf load(const fp16* p) {
-  vf out;
+  vf out{};
   for (int i = 0; i < kLanes; ++i) out[i] = to_float(p[i]);
   return out;
 }

@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -78,7 +79,7 @@ class SafetensorsCheckpoint:
     def _of_file(self, path: Path, file: "safe_open") -> Iterator[CheckpointTensor]:
         sizes = _safetensors_sizes(path)
         for name in file.keys():  # noqa: SIM118  (not a mapping)
-            yield CheckpointTensor(name, path.name, sizes[name], lambda name=name: file.get_tensor(name))
+            yield CheckpointTensor(name, path.name, sizes[name], partial(file.get_tensor, name))
 
 
 def _safetensors_header(path: Path) -> tuple[int, dict[str, dict[str, list[int]]]]:
@@ -122,7 +123,7 @@ class TorchCheckpoint:
                 tensor = state.pop(name)  # so that a tensor's memory goes with its last user
                 if not isinstance(tensor, torch.Tensor):
                     raise ModelLoadError(f"{path}: expected a tensor called {name}, found {type(tensor).__name__}")
-                yield CheckpointTensor(name, path.name, tensor.nbytes, lambda tensor=tensor: tensor)
+                yield CheckpointTensor(name, path.name, tensor.nbytes, tensor.detach)
 
 
 def _load_torch(path: Path) -> dict[str, torch.Tensor]:

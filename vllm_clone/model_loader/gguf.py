@@ -1,7 +1,7 @@
 """GGUF files: tensor names of each architecture, and tensors brought back to what the original checkpoint had."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,11 @@ class GGUFCheckpoint:
         self._arch = str(metadata.get("general.architecture"))
         if self._arch not in NAMES:
             raise ModelLoadError(f"{path}: unknown GGUF architecture {self._arch!r}; known: {', '.join(NAMES)}")
-        heads = metadata.get(f"{self._arch}.attention.head_count")
-        self._heads = {"attn_q": heads, "attn_k": metadata.get(f"{self._arch}.attention.head_count_kv", heads)}
+        heads = int(metadata.get(f"{self._arch}.attention.head_count", 1))
+        kv_heads = int(metadata.get(f"{self._arch}.attention.head_count_kv", heads))
+        self._heads = {"attn_q": heads, "attn_k": kv_heads}
 
-    def config_additions(self) -> Mapping[str, Any]:
+    def config_additions(self) -> dict[str, Any]:
         """Facts for the model's config that the file keeps in tensors: divisors of the rotary frequencies."""
         if FREQ_FACTORS not in self._file.tensors:
             return {}
@@ -98,7 +99,7 @@ class GGUFCheckpoint:
         for tensor in self._file.tensors.values():
             if tensor.name != FREQ_FACTORS:
                 name = self._checkpoint_name(tensor.name)
-                yield CheckpointTensor(name, self.files[0].name, tensor.nbytes, lambda t=tensor: self._read(t))
+                yield CheckpointTensor(name, self.files[0].name, tensor.nbytes, partial(self._read, tensor))
 
     def _checkpoint_name(self, name: str) -> str:
         pattern, layer, leaf = _pattern(name)

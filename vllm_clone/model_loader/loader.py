@@ -75,7 +75,9 @@ def open_checkpoint(path: Path, load_format: str, dtype: torch.dtype) -> Checkpo
         raise ModelLoadError(f"{path}: no such file or directory")
     if load_format in ("auto", "safetensors") and (files := find_files(path, "model", "safetensors")):
         return SafetensorsCheckpoint(files)
-    if load_format in ("auto", "pt") and (files := find_files(path, "pytorch_model", "bin") or sorted(path.glob("*.pt"))):
+    if load_format in ("auto", "pt") and (
+        files := find_files(path, "pytorch_model", "bin") or sorted(path.glob("*.pt"))
+    ):
         return TorchCheckpoint(files)
     if load_format in ("auto", "gguf") and (files := sorted(path.glob("*.gguf"))):
         if len(files) > 1:

@@ -148,7 +148,9 @@ class GPT2LMHeadModel(CausalLM):
         self.transformer = GPT2Model(config, options)
         self.tied = config.tied
         self.lm_head = (
-            self.transformer.wte if config.tied else VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
+            self.transformer.wte
+            if config.tied
+            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         )
 
     def forward(self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

@@ -194,6 +194,6 @@ class SamplingRows:
         for row, words in self._bad_words.items():
             if row in place and (banned := banned_endings(words, self._outputs[row])):
                 batch.bad_words.append((place[row], np.array(banned, np.int64)))
-        for row, (num_top, ids) in self._logprobs.items():
+        for row, (num_top, chosen) in self._logprobs.items():
             if row in place:
-                batch.logprobs.append(LogprobWish(place[row], num_top, ids))
+                batch.logprobs.append(LogprobWish(place[row], num_top, chosen))

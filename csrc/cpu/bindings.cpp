@@ -1,0 +1,143 @@
+// Python's view of the kernels: raw addresses and sizes in, nothing out. Shapes are checked in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "kernels.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+
+#define DECLARE(name) extern const KernelTable kernel_table_##name
+DECLARE(portable);
+#ifdef HAVE_avx2
+DECLARE(avx2);
+#endif
+#ifdef HAVE_avx512
+DECLARE(avx512);
+DECLARE(avx512_bf16);
+#endif
+
+namespace {
+
+struct Level {
+  const char* name;
+  const KernelTable* table;
+  bool available;
+};
+
+// Best first.
+const std::vector<Level>& levels() {
+  static const std::vector<Level> all = {
+#ifdef HAVE_avx512
+      {"avx512_bf16", &kernel_table_avx512_bf16,
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("avx512vnni")},
+      {"avx512", &kernel_table_avx512,
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl")},
+#endif
+#ifdef HAVE_avx2
+      {"avx2", &kernel_table_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#endif
+      {"portable", &kernel_table_portable, true},
+  };
+  return all;
+}
+
+const Level* active = nullptr;
+
+std::vector<std::string> available() {
+  std::vector<std::string> names;
+  for (const Level& level : levels())
+    if (level.available) names.emplace_back(level.name);
+  return names;
+}
+
+void use(const std::string& name) {
+  for (const Level& level : levels())
+    if (level.available && name == level.name) {
+      active = &level;
+      return;
+    }
+  throw std::invalid_argument("this machine has no kernels for " + name);
+}
+
+const KernelTable& table() {
+  if (!active) use(available().front());
+  return *active->table;
+}
+
+template <typename T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+using Release = nb::call_guard<nb::gil_scoped_release>;
+
+}  // namespace
+
+NB_MODULE(_C, m) {
+  m.def("available", &available, "Names of the instruction set levels this machine has, best first.");
+  m.def("use", &use, "Use one level from now on.");
+  m.def("active", [] { return table(), std::string(active->name); });
+  m.def("set_num_threads", &set_num_threads, Release());
+  m.def("num_threads", &num_threads);
+
+  m.def(
+      "rms_norm",
+      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t residual, uintptr_t weight, int64_t rows, int64_t dim,
+         int64_t x_stride, float eps, float offset) {
+        table().rms_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(residual), at<void>(weight), rows, dim,
+                         x_stride, eps, offset);
+      },
+      Release());
+  m.def(
+      "layer_norm",
+      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, int64_t rows, int64_t dim,
+         float eps) {
+        table().layer_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(weight), at<void>(bias), rows, dim, eps);
+      },
+      Release());
+  m.def(
+      "rotary",
+      [](int dtype, uintptr_t x, uintptr_t positions, uintptr_t cos_sin, int64_t rows, int64_t heads,
+         int64_t row_stride, int head_size, int rotary_dim, bool neox) {
+        table().rotary(DType(dtype), at<void>(x), at<int64_t>(positions), at<float>(cos_sin), rows, heads, row_stride,
+                       head_size, rotary_dim, neox);
+      },
+      Release());
+  m.def(
+      "activation",
+      [](int dtype, uintptr_t out, uintptr_t x, int64_t rows, int64_t dim, int act, bool gated) {
+        table().activation(DType(dtype), at<void>(out), at<void>(x), rows, dim, act, gated);
+      },
+      Release());
+  m.def(
+      "write_cache",
+      [](int dtype, uintptr_t cache, uintptr_t key, uintptr_t value, uintptr_t slots, int64_t tokens,
+         int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size) {
+        table().write_cache(DType(dtype), at<void>(cache), at<void>(key), at<void>(value), at<int64_t>(slots), tokens,
+                            key_stride, value_stride, num_kv_heads, head_size, block_size);
+      },
+      Release());
+  m.def(
+      "attention",
+      [](int dtype, uintptr_t out, uintptr_t query, uintptr_t cache, uintptr_t block_table, uintptr_t query_start,
+         uintptr_t seq_lens, int64_t num_requests, int64_t table_stride, int64_t query_stride, int num_heads,
+         int num_kv_heads, int head_size, int block_size, int sliding_window, float scale, float softcap) {
+        table().attention({DType(dtype), at<void>(out), at<void>(query), at<void>(cache), at<int32_t>(block_table),
+                           at<int32_t>(query_start), at<int32_t>(seq_lens), num_requests, table_stride, query_stride,
+                           num_heads, num_kv_heads, head_size, block_size, sliding_window, scale, softcap});
+      },
+      Release());
+  m.def(
+      "dequantize",
+      [](int dtype, uintptr_t out, uintptr_t data, int ggml_type, int64_t count) {
+        return table().dequantize(DType(dtype), at<void>(out), at<void>(data), ggml_type, count);
+      },
+      Release());
+}

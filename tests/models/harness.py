@@ -1,0 +1,111 @@
+"""Run a model through its paged cache with block tables made by hand, without scheduler and runner."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_clone.attention import AttentionMetadata, ForwardContext
+from vllm_clone.config.groups import LoadConfig, ModelConfig
+from vllm_clone.config.vllm import VllmConfig
+from vllm_clone.model_loader import load_model
+from vllm_clone.models.base import CausalLM
+
+CPU = torch.device("cpu")
+
+
+def config_for(
+    path: Path,
+    hf_config: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    max_model_len: int = 512,
+    load_format: Any = "auto",
+) -> VllmConfig:
+    """What the engine would resolve for the checkpoint at ``path``."""
+    model = ModelConfig(
+        model=str(path),
+        path=str(path),
+        hf_config=hf_config,
+        architecture=hf_config["architectures"][0],
+        vocab_size=hf_config["vocab_size"],
+        dtype=dtype,  # type: ignore[arg-type]
+        max_model_len=max_model_len,
+    )
+    return VllmConfig(model_config=model, load_config=LoadConfig(load_format=load_format, use_tqdm_on_load=False))
+
+
+class PagedModel:
+    """A model with a small KV cache whose blocks are handed out in a scattered order.
+
+    Args:
+        model: a loaded model; its attention layers get caches of ``num_blocks`` blocks.
+        block_size: tokens per block.
+        num_blocks: block 0 is never used, as in the engine.
+    """
+
+    def __init__(self, model: CausalLM, *, block_size: int = 8, num_blocks: int = 64) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.layers = model.attention_layers()
+        for layer in self.layers.values():
+            spec = layer.kv_cache_spec(block_size, str(layer.dtype).removeprefix("torch."))
+            shape = layer.backend.kv_cache_shape(num_blocks, spec)
+            # Not a number wherever nothing was stored: a read outside a sequence shows up in its logits.
+            layer.kv_cache = torch.full(shape, float("nan"), dtype=layer.dtype)
+        generator = torch.Generator().manual_seed(0)
+        self.free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+        self.tables: dict[str, list[int]] = {}
+        self.lengths: dict[str, int] = {}
+
+    @torch.inference_mode()
+    def step(self, rows: dict[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+        """Append tokens to sequences, all in one forward pass; new names begin a sequence.
+
+        Returns:
+            For each sequence the float32 logits [tokens given, V] that follow each of them.
+        """
+        ids, positions, slots, starts = [], [], [], [0]
+        for name, tokens in rows.items():
+            begin = self.lengths.setdefault(name, 0)
+            table = self.tables.setdefault(name, [])
+            while len(table) * self.block_size < begin + len(tokens):
+                table.append(self.free.pop())
+            for position, token in enumerate(tokens, begin):
+                ids.append(token)
+                positions.append(position)
+                slots.append(table[position // self.block_size] * self.block_size + position % self.block_size)
+            self.lengths[name] = begin + len(tokens)
+            starts.append(len(ids))
+        metadata = self._metadata(list(rows), starts, slots)
+        ctx = ForwardContext({name: layer.backend.plan(metadata) for name, layer in self.layers.items()})
+        hidden = self.model(torch.tensor(ids), torch.tensor(positions), ctx)
+        pieces = self.model.compute_logits(hidden).split([b - a for a, b in pairwise(starts)])
+        return dict(zip(rows, pieces, strict=True))
+
+    def _metadata(self, names: list[str], starts: list[int], slots: list[int]) -> AttentionMetadata:
+        seq_lens = [self.lengths[name] for name in names]
+        width = max(len(self.tables[name]) for name in names)
+        tables = [self.tables[name] + [0] * (width - len(self.tables[name])) for name in names]
+        return AttentionMetadata(
+            query_start_loc_R1=torch.tensor(starts, dtype=torch.int32),
+            seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32),
+            block_table_RB=torch.tensor(tables, dtype=torch.int32),
+            slot_mapping_T=torch.tensor(slots, dtype=torch.int64),
+            max_query_len=max(b - a for a, b in pairwise(starts)),
+            max_seq_len=max(seq_lens),
+            num_actual_tokens=len(slots),
+        )
+
+    def logits(self, tokens: Sequence[int], *, chunk: int = 0) -> torch.Tensor:
+        """Logits after every token of one sequence, computed in chunks of ``chunk`` tokens (0: all at once)."""
+        name = f"sequence {len(self.tables)}"
+        size = chunk or len(tokens)
+        return torch.cat([self.step({name: tokens[i : i + size]})[name] for i in range(0, len(tokens), size)])
+
+
+def load(path: Path, hf_config: dict[str, Any], **options: Any) -> CausalLM:
+    """Load a checkpoint as the worker does."""
+    return load_model(config_for(path, hf_config, **options), CPU)

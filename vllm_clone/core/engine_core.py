@@ -1,0 +1,199 @@
+"""EngineCore: an executor and a scheduler that turn together, one synchronous step at a time."""
+
+import queue
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vllm_clone.config import VllmConfig
+from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheGroup, group_layers
+from vllm_clone.core.kv_cache.manager import KVCacheManager
+from vllm_clone.core.sched.scheduler import Scheduler
+from vllm_clone.errors import ConfigError
+from vllm_clone.executor.base import Executor
+from vllm_clone.logger import init_logger
+from vllm_clone.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason
+
+logger = init_logger(__name__)
+
+ExecutorFactory = Callable[[VllmConfig], Executor]
+
+UTILITIES = frozenset({"ping", "reset_prefix_cache", "get_state", "check_executor"})
+"""Methods of :class:`EngineCore` that a client may call by name."""
+
+
+class EngineCore:
+    """The engine without its processes: requests go in, a step at a time comes out.
+
+    Only the thread that steps may call it, except for :attr:`late_aborts`.
+
+    Raises:
+        ConfigError: the KV cache cannot hold one request of ``max_model_len`` tokens.
+    """
+
+    def __init__(self, config: VllmConfig, executor_factory: ExecutorFactory) -> None:
+        begun = time.monotonic()
+        self.config = config
+        self.executor = executor_factory(config)
+        self.late_aborts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        """Request ids to abort, put by any thread; also looked at between a forward pass and its results."""
+        try:
+            self.executor.load_model()
+            self.kv_cache_config = self._plan_kv_cache()
+            self.scheduler = Scheduler(config, self.kv_cache_config)
+            self.executor.initialize_kv_cache(self.kv_cache_config)
+        except BaseException:
+            self.executor.shutdown()
+            raise
+        self.load_seconds = time.monotonic() - begun
+        self._log_stats = not config.observability_config.disable_log_stats
+        self._report_size()
+
+    # ---- requests ----
+
+    def add_request(self, request: EngineCoreRequest) -> EngineCoreOutput | None:
+        """Queue a request; the error output for its client when it cannot be taken in."""
+        if request.request_id in self.scheduler.requests:
+            logger.error("Request id %s is in use; the second request of that name is dropped.", request.request_id)
+            return None
+        try:
+            self.scheduler.add_request(request)
+        except Exception as error:
+            logger.exception("Request %s could not be added", request.request_id)
+            return EngineCoreOutput(request.request_id, [], FinishReason.ERROR, error=f"{type(error).__name__}: {error}")
+        return None
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Free requests; unknown and finished ids are ignored. Nothing is sent for them."""
+        self.scheduler.finish_requests(request_ids)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> dict[int, EngineCoreOutputs]:
+        """Schedule, execute, take in the results.
+
+        Returns:
+            Outputs per client index; client 0 is also told the scheduler's state when statistics are on.
+        """
+        work = self.scheduler.schedule()
+        result = self.executor.execute_model(work)
+        self._take_late_aborts()
+        outputs = self.scheduler.update_from_output(work, result)
+        if self._log_stats:
+            first = outputs.get(0)
+            if first is None:
+                first = outputs[0] = EngineCoreOutputs(timestamp=time.monotonic())
+            first.scheduler_stats = self.scheduler.make_stats()
+        return outputs
+
+    def shutdown(self) -> None:
+        self.executor.shutdown()
+
+    # ---- utilities ----
+
+    def call(self, method: str, args: list[Any]) -> Any:
+        """Run one of :data:`UTILITIES`.
+
+        Raises:
+            ValueError: no such utility.
+        """
+        if method not in UTILITIES:
+            raise ValueError(f"the engine has no utility {method!r}; it has {', '.join(sorted(UTILITIES))}")
+        return getattr(self, method)(*args)
+
+    def ping(self) -> bool:
+        """Answered by a loop that turns."""
+        return True
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while a request holds blocks."""
+        return self.scheduler.reset_prefix_cache()
+
+    def check_executor(self) -> bool:
+        self.executor.check_health()
+        return True
+
+    def get_state(self) -> dict[str, Any]:
+        """Counts for debugging: requests by state, free and total blocks."""
+        scheduler = self.scheduler
+        return {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "free_blocks": scheduler.kv.pool.num_free,
+            "num_blocks": self.kv_cache_config.num_blocks,
+        }
+
+    def ready_message(self, pid: int) -> EngineReady:
+        kv, model = self.kv_cache_config, self.config.model_config
+        assert isinstance(model.max_model_len, int)
+        return EngineReady(
+            num_blocks=kv.num_blocks,
+            block_size=kv.groups[0].spec.block_size,
+            max_model_len=model.max_model_len,
+            cache_dtype=kv.groups[0].spec.dtype,
+            kv_cache_bytes=kv.num_blocks * kv.bytes_per_block,
+            weight_bytes=self.executor.weight_bytes,
+            load_seconds=self.load_seconds,
+            pid=pid,
+        )
+
+    # ---- parts ----
+
+    def _take_late_aborts(self) -> None:
+        try:
+            while True:
+                self.abort_requests(self.late_aborts.get_nowait())
+        except queue.Empty:
+            return
+
+    def _plan_kv_cache(self) -> KVCacheConfig:
+        groups = group_layers(self.executor.get_kv_cache_specs())
+        cache = self.config.cache_config
+        available = cache.kv_cache_memory_bytes
+        if available is None:
+            available = self.executor.determine_available_memory()
+        return plan_kv_cache(self.config, groups, available)
+
+    def _report_size(self) -> None:
+        kv, longest = self.kv_cache_config, self.scheduler.max_model_len
+        per_request = self.scheduler.kv.max_blocks(longest)
+        concurrency = (kv.num_blocks - 1) / per_request
+        logger.info(
+            "KV cache: %s tokens (%.2f GiB); maximum concurrency for %s tokens per request: %.2fx",
+            f"{int(concurrency * longest):,}", kv.num_blocks * kv.bytes_per_block / 2**30, f"{longest:,}", concurrency,
+        )  # fmt: skip
+        logger.info("Engine initialised in %.2f s", self.load_seconds)
+
+
+def plan_kv_cache(config: VllmConfig, groups: tuple[KVCacheGroup, ...], available_bytes: int) -> KVCacheConfig:
+    """Number of blocks for ``available_bytes`` (or the override), checked against ``max_model_len``.
+
+    Raises:
+        ConfigError: one request of ``max_model_len`` tokens does not fit; says what would.
+    """
+    max_model_len, budget = config.model_config.max_model_len, config.scheduler_config.max_num_batched_tokens
+    assert isinstance(max_model_len, int)
+    assert budget is not None
+    block_bytes = KVCacheConfig(0, groups).bytes_per_block
+    num_blocks = config.cache_config.num_gpu_blocks_override or available_bytes // block_bytes
+    sizes = KVCacheManager(KVCacheConfig(1, groups), max_model_len, False, budget)
+    needed = sizes.max_blocks(max_model_len)
+    usable = num_blocks - 1  # block 0 is never handed out
+    if needed <= usable:
+        return KVCacheConfig(num_blocks, groups)
+    low, high = 0, max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if sizes.max_blocks(middle) <= usable else (low, middle - 1)
+    fits = f"--max-model-len of at most {low}" if low else "a larger cache; not even one block fits"
+    raise ConfigError(
+        f"One request of max_model_len {max_model_len} tokens needs {_mib((needed + 1) * block_bytes)} of KV cache "
+        f"and {_mib(max(num_blocks, 0) * block_bytes)} are available; raise --kv-cache-memory-bytes "
+        f"{'or use' if low else 'for'} {fits}."
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"

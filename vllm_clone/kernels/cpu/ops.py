@@ -1,0 +1,179 @@
+"""The CPU extension's kernels on torch tensors: shapes and strides are checked here, then only addresses travel.
+
+Same functions and meanings as :mod:`vllm_clone.kernels.reference`.
+"""
+
+import math
+
+import torch
+
+from vllm_clone import envs
+from vllm_clone.kernels.cpu import _C
+from vllm_clone.platforms.cpu import num_usable_cores
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SILU, _GELU, _GELU_TANH = 0, 1, 2
+_GELU_KINDS = {"none": _GELU, "tanh": _GELU_TANH}
+MAX_HEAD_SIZE = 512
+
+DEQUANTIZABLE = frozenset([0, 1, 30, 2, 3, 6, 7, 8, 12, 13, 14])
+"""GGUF storage types :func:`dequantize_gguf` knows: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K."""
+
+
+def configure() -> None:
+    """Choose the instruction set level and the number of threads from the environment."""
+    level = envs.VLLM_CPU_ISA
+    if level:
+        _C.use(level)
+    _C.set_num_threads(envs.VLLM_CPU_THREADS or num_usable_cores())
+
+
+def active_level() -> str:
+    """Instruction set level in use, such as ``avx512_bf16``."""
+    return str(_C.active())
+
+
+def available_levels() -> list[str]:
+    """Instruction set levels this machine has, best first."""
+    return list(_C.available())
+
+
+def use_level(name: str) -> None:
+    """Switch to one of the available levels."""
+    _C.use(name)
+
+
+def set_num_threads(count: int) -> None:
+    """Number of threads all kernels use, the calling one included."""
+    _C.set_num_threads(count)
+
+
+def _require(ok: bool, what: str) -> None:
+    if not ok:
+        raise ValueError(what)
+
+
+def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0) -> torch.Tensor:
+    dim = weight_D.shape[0]
+    _require(x_TD.shape[-1] == dim and x_TD.dtype == weight_D.dtype, "rms_norm: x and weight must agree")
+    rows = x_TD if x_TD.dim() == 2 and x_TD.stride(1) == 1 else x_TD.contiguous().view(-1, dim)
+    out = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+    _C.rms_norm(
+        _DTYPES[x_TD.dtype], out.data_ptr(), rows.data_ptr(), 0, weight_D.data_ptr(), rows.shape[0], dim,
+        rows.stride(0), eps, weight_offset,
+    )  # fmt: skip
+    return out
+
+
+def fused_add_rms_norm(
+    x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0
+) -> None:
+    dim = weight_D.shape[0]
+    _require(x_TD.shape == residual_TD.shape and x_TD.shape[-1] == dim, "fused_add_rms_norm: shapes must agree")
+    _require(x_TD.is_contiguous() and residual_TD.is_contiguous(), "fused_add_rms_norm: works in place on contiguous rows")
+    x = x_TD.data_ptr()
+    _C.rms_norm(
+        _DTYPES[x_TD.dtype], x, x, residual_TD.data_ptr(), weight_D.data_ptr(), x_TD.numel() // dim, dim, dim, eps,
+        weight_offset,
+    )  # fmt: skip
+
+
+def layer_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float) -> torch.Tensor:
+    x, dim = x_TD.contiguous(), weight_D.shape[0]
+    _require(x.shape[-1] == dim, "layer_norm: x and weight must agree")
+    out = torch.empty_like(x)
+    bias = 0 if bias_D is None else bias_D.data_ptr()
+    _C.layer_norm(_DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), weight_D.data_ptr(), bias, x.numel() // dim, dim, eps)
+    return out
+
+
+def rotary_embedding_(
+    positions_T: torch.Tensor,
+    q_T_HD: torch.Tensor,
+    k_T_KD: torch.Tensor,
+    cos_sin_PR: torch.Tensor,
+    head_size: int,
+    is_neox: bool,
+) -> None:
+    rotary_dim = cos_sin_PR.shape[1]
+    _require(positions_T.dtype == torch.int64 and cos_sin_PR.dtype == torch.float32, "rotary: int64 and float32 expected")
+    _require(rotary_dim <= head_size and cos_sin_PR.is_contiguous(), "rotary: the table is wider than a head")
+    for x in (q_T_HD, k_T_KD):
+        heads = math.prod(x.shape[1:]) // head_size
+        _require(x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == head_size), "rotary: heads must be contiguous")
+        _C.rotary(
+            _DTYPES[x.dtype], x.data_ptr(), positions_T.data_ptr(), cos_sin_PR.data_ptr(), x.shape[0], heads,
+            x.stride(0), head_size, rotary_dim, is_neox,
+        )  # fmt: skip
+
+
+def _activation(x: torch.Tensor, kind: int, gated: bool) -> torch.Tensor:
+    x = x.contiguous()
+    dim = x.shape[-1] // 2 if gated else x.shape[-1]
+    out = torch.empty((*x.shape[:-1], dim), dtype=x.dtype)
+    _C.activation(_DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), math.prod(x.shape[:-1]), dim, kind, gated)
+    return out
+
+
+def silu_and_mul(x_T2F: torch.Tensor) -> torch.Tensor:
+    return _activation(x_T2F, _SILU, True)
+
+
+def gelu_and_mul(x_T2F: torch.Tensor, *, approximate: str) -> torch.Tensor:
+    return _activation(x_T2F, _GELU_KINDS[approximate], True)
+
+
+def gelu(x_TF: torch.Tensor, *, approximate: str) -> torch.Tensor:
+    return _activation(x_TF, _GELU_KINDS[approximate], False)
+
+
+def reshape_and_cache(
+    k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
+) -> None:
+    tokens, heads, size = k_TKD.shape
+    _require(kv_cache.is_contiguous() and kv_cache.shape[2] == heads and kv_cache.shape[4] == size, "cache: wrong shape")
+    _require(k_TKD.dtype == v_TKD.dtype == kv_cache.dtype, "cache: keys, values and cache must share a dtype")
+    _require(k_TKD.stride()[1:] == v_TKD.stride()[1:] == (size, 1), "cache: heads must be contiguous")
+    _require(slot_mapping_T.dtype == torch.int64 and slot_mapping_T.shape[0] == tokens, "cache: one int64 slot per token")
+    _C.write_cache(
+        _DTYPES[kv_cache.dtype], kv_cache.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr(), slot_mapping_T.data_ptr(),
+        tokens, k_TKD.stride(0), v_TKD.stride(0), heads, size, kv_cache.shape[3],
+    )  # fmt: skip
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table_RB: torch.Tensor,
+    query_start_loc_R1: torch.Tensor,
+    seq_lens_R: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    out_THD: torch.Tensor,
+) -> None:
+    _, heads, size = q_THD.shape
+    _, _, kv_heads, block_size, cache_size = kv_cache.shape
+    _require(cache_size == size <= MAX_HEAD_SIZE and heads % kv_heads == 0, "attention: heads and cache disagree")
+    _require(q_THD.dtype == kv_cache.dtype == out_THD.dtype, "attention: query, cache and output must share a dtype")
+    _require(q_THD.stride()[1:] == (size, 1) and out_THD.is_contiguous(), "attention: heads must be contiguous")
+    _require(kv_cache.is_contiguous() and block_table_RB.stride(1) == 1, "attention: cache and table must be contiguous")
+    for index in (block_table_RB, query_start_loc_R1, seq_lens_R):
+        _require(index.dtype == torch.int32, "attention: indices are int32")
+    _C.attention(
+        _DTYPES[q_THD.dtype], out_THD.data_ptr(), q_THD.data_ptr(), kv_cache.data_ptr(), block_table_RB.data_ptr(),
+        query_start_loc_R1.data_ptr(), seq_lens_R.data_ptr(), seq_lens_R.shape[0], block_table_RB.stride(0),
+        q_THD.stride(0), heads, kv_heads, size, block_size, sliding_window, scale, softcap,
+    )  # fmt: skip
+
+
+def dequantize_gguf(
+    data: memoryview | torch.Tensor, ggml_type: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Expand a GGUF tensor's raw bytes to ``shape`` in ``dtype``. Raises ValueError for types not in DEQUANTIZABLE."""
+    raw = data if isinstance(data, torch.Tensor) else torch.frombuffer(data, dtype=torch.uint8)
+    out = torch.empty(shape, dtype=dtype)
+    if not _C.dequantize(_DTYPES[dtype], out.data_ptr(), raw.data_ptr(), int(ggml_type), out.numel()):
+        raise ValueError(f"GGUF storage type {ggml_type} has no kernel")
+    return out

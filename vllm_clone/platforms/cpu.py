@@ -1,0 +1,67 @@
+"""What the operating system grants this process: cores and memory. No torch."""
+
+import os
+from pathlib import Path
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+"""Control groups without a limit report values around 2**63, or "max"."""
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on: its affinity mask, cut to the control group's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _cgroup_directories():
+        quota, _, period = _read(group / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def available_memory() -> int:
+    """Bytes this process could still allocate without swapping, within every enclosing control group."""
+    available = _meminfo("MemAvailable")
+    for group in _cgroup_directories():
+        for limit_name, usage_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, usage = _read(group / limit_name), _read(group / usage_name)
+            if limit.isdecimal() and usage.isdecimal() and int(limit) < _UNLIMITED:
+                reclaimable = _statistic(group / "memory.stat", "inactive_file")
+                available = min(available, int(limit) - int(usage) + reclaimable)
+    return max(available, 0)
+
+
+def _cgroup_directories() -> list[Path]:
+    """Directories of this process's control groups and their ancestors, version 2 and the memory one of version 1."""
+    found = [_CGROUP_ROOT, _CGROUP_ROOT / "memory"]
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            directory = _CGROUP_ROOT / controllers / path.lstrip("/")
+            found += [d for d in (directory, *directory.parents) if _CGROUP_ROOT in d.parents]
+    return [d for d in dict.fromkeys(found) if d.is_dir()]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _statistic(path: Path, name: str) -> int:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _meminfo(name: str) -> int:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

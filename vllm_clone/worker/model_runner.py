@@ -1,0 +1,156 @@
+"""One step on one device: batch → inputs → model → logits → tokens. R rows, T tokens, D hidden, V vocabulary."""
+
+import numpy as np
+import torch
+
+from vllm_clone.attention import AttentionMetadata, ForwardContext
+from vllm_clone.config import VllmConfig
+from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec
+from vllm_clone.messages import LogprobRows
+from vllm_clone.models.base import CausalLM
+from vllm_clone.sample import Sampler
+from vllm_clone.sample.logprobs import top_rows
+from vllm_clone.sampling_params import SamplingParams
+from vllm_clone.step import ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+from vllm_clone.worker.input_batch import InputBatch
+from vllm_clone.worker.kv_cache import bind_kv_cache
+from vllm_clone.worker.step_inputs import StepInputs, prepare
+
+_PROMPT_LOGITS_BYTES = 64 << 20
+"""Logits of prompt positions are made and scored in slices of about this size."""
+_WARM_UP_ID = "warm-up"
+
+
+class ModelRunner:
+    """Owns the model, the KV cache and the batch. The same runner serves every device."""
+
+    def __init__(self, config: VllmConfig, model: CausalLM, device: torch.device) -> None:
+        self.model = model
+        self.layers = model.attention_layers()
+        self._config = config
+        self._device = device
+        self._sampler = Sampler(config.model_config.logprobs_mode)
+        self._groups: list[tuple[str, ...]] = []
+        self.batch = InputBatch(0, [], 0)
+
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """What each attention layer stores, by layer name."""
+        cache = self._config.cache_config
+        assert cache.block_size is not None
+        return {
+            name: layer.kv_cache_spec(cache.block_size, cache.kv_cache_dtype) for name, layer in self.layers.items()
+        }
+
+    def initialize_kv_cache(self, kv_cache: KVCacheConfig) -> None:
+        """Allocate the pool, bind it to the layers, and start with an empty batch."""
+        bind_kv_cache(self.layers, kv_cache, self._device)
+        self._groups = [group.layer_names for group in kv_cache.groups]
+        max_num_seqs = self._config.scheduler_config.max_num_seqs
+        assert max_num_seqs is not None
+        block_sizes = [group.spec.block_size for group in kv_cache.groups]
+        self.batch = InputBatch(max_num_seqs, block_sizes, self._config.model_config.seed)
+
+    def warm_up(self) -> None:
+        """Run a tiny prefill and a decode, so the first request does not pay for what is set up lazily.
+
+        Uses block 1 of every group, whose content nobody relies on yet.
+        """
+        blocks = tuple([1] for _ in self._groups)
+        prompt = NewRequest(_WARM_UP_ID, [0, 0], 2, SamplingParams(), blocks, 0)
+        self.execute(SchedulerOutput([prompt], RunningRequests(), {_WARM_UP_ID: 2}, 2))
+        running = RunningRequests([_WARM_UP_ID], [None], [2])
+        self.execute(SchedulerOutput([], running, {_WARM_UP_ID: 1}, 1))
+        self.batch.update(SchedulerOutput([], RunningRequests(), {}, 0, finished_req_ids={_WARM_UP_ID}))
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute a step's tokens; requests whose last known token was computed get one more."""
+        batch = self.batch
+        batch.update(step)
+        if not step.total_num_scheduled_tokens:
+            return ModelRunnerOutput({})
+        inputs = prepare(batch, step)
+        context = ForwardContext(self._metadata(inputs))
+        hidden_TD = self.model(self._tensor(inputs.input_ids_T), self._tensor(inputs.positions_T), context)
+        output = ModelRunnerOutput({})
+        if batch.has_prompt_logprobs:
+            output.prompt_logprobs = self._score_prompts(inputs, hidden_TD)
+        self._sample(inputs, hidden_TD, output)
+        return output
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+
+    def _metadata(self, inputs: StepInputs) -> dict[str, AttentionMetadata]:
+        """Attention metadata by layer; groups differ in blocks and slots alone."""
+        start_R1, seq_lens_R = self._tensor(inputs.query_start_loc_R1), self._tensor(inputs.seq_lens_R)
+        by_layer = {}
+        for names, table, slots in zip(self._groups, inputs.block_tables, inputs.slot_mappings, strict=True):
+            metadata = AttentionMetadata(
+                query_start_loc_R1=start_R1,
+                seq_lens_R=seq_lens_R,
+                block_table_RB=self._tensor(table),
+                slot_mapping_T=self._tensor(slots),
+                max_query_len=inputs.max_query_len,
+                max_seq_len=inputs.max_seq_len,
+                num_actual_tokens=len(inputs.input_ids_T),
+            )
+            by_layer.update(dict.fromkeys(names, self.layers[names[0]].backend.plan(metadata)))
+        return by_layer
+
+    def _sample(self, inputs: StepInputs, hidden_TD: torch.Tensor, output: ModelRunnerOutput) -> None:
+        """Draw tokens for the rows that have computed all they know, and append them."""
+        batch, places = self.batch, inputs.sampling
+        if places is None:
+            hidden_RD, rows, chosen = hidden_TD, None, batch.requests
+            positions_R = inputs.positions_T
+        else:
+            if not len(places):
+                return
+            assert isinstance(inputs.rows, np.ndarray)
+            rows = inputs.rows[places]
+            hidden_RD = hidden_TD[self._tensor(inputs.query_start_loc_R1[1:][places].astype(np.int64) - 1)]
+            chosen = [batch.requests[row] for row in rows.tolist()]
+            positions_R = inputs.seq_lens_R[places].astype(np.int64) - 1
+        logits_RV = self.model.compute_logits(hidden_RD)
+        sampled = self._sampler(logits_RV, batch.sampling.select(rows, positions_R))
+        req_ids = [request.req_id for request in chosen]
+        output.sampled_token_ids = {req_id: [token] for req_id, token in zip(req_ids, sampled.token_ids, strict=True)}
+        if sampled.logprobs:
+            output.logprobs = {req_ids[i]: rows_ for i, rows_ in sampled.logprobs.items()}
+        batch.append_sampled(inputs.rows if rows is None else rows, sampled.token_ids)
+
+    def _score_prompts(self, inputs: StepInputs, hidden_TD: torch.Tensor) -> dict[str, LogprobRows]:
+        """Scores of the prompt tokens that follow this step's positions, for requests that want them."""
+        batch, result = self.batch, {}
+        rows = np.arange(len(batch))[inputs.rows]
+        for i, row in enumerate(rows.tolist()):
+            request = batch.requests[row]
+            num_top = request.num_prompt_logprobs
+            if num_top is None:
+                continue
+            end = int(inputs.seq_lens_R[i])
+            first, last = inputs.query_start_loc_R1[i : i + 2].tolist()
+            start, num_prompt = end - (last - first), len(request.prompt_ids)
+            stop = min(end, num_prompt - 1)
+            if stop > start:
+                targets = request.prompt_ids[start + 1 : stop + 1]
+                result[request.req_id] = self._score(hidden_TD[first : first + stop - start], targets, num_top)
+            if end >= num_prompt:
+                request.num_prompt_logprobs = None
+                batch.has_prompt_logprobs -= 1
+        return result
+
+    def _score(self, hidden_TD: torch.Tensor, targets_T: np.ndarray, num_top: int) -> LogprobRows:
+        """Log-probabilities that each position gives to its target and to its best tokens."""
+        size = max(1, _PROMPT_LOGITS_BYTES // (4 * self._config.model_config.vocab_size))
+        table = LogprobRows([], [], [])
+        for start in range(0, len(hidden_TD), size):
+            logits = self.model.compute_logits(hidden_TD[start : start + size])
+            targets = self._tensor(targets_T[start : start + size])
+            part = top_rows(logits.log_softmax(-1), targets, num_top)
+            table.token_ids += part.token_ids
+            table.logprobs += part.logprobs
+            table.ranks += part.ranks
+        return table
