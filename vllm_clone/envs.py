@@ -59,3 +59,18 @@ def __getattr__(name: str) -> Any:
         return VARIABLES[name][0]()
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def names_set() -> list[str]:
+    """Names of our own and of VLLM_ variables that are set."""
+    return [name for name in os.environ if name.startswith("VLLM_") or name in VARIABLES]
+
+
+def raw(name: str) -> str:
+    """A variable's text as it stands in the environment."""
+    return os.environ.get(name, "")
+
+
+def unknown_names() -> list[str]:
+    """Set variables that look like ours but mean nothing here, most likely misspelt."""
+    return [name for name in os.environ if name.startswith("VLLM_") and name not in VARIABLES]

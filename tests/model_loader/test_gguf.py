@@ -13,7 +13,7 @@ from tests.model_loader.gguf_files import quantize_in_place, write_gguf
 from tests.models.families import VARIANTS, Variant, build, expected_logits
 from tests.models.harness import PagedModel, load
 from vllm_clone import hub
-from vllm_clone.errors import ModelLoadError
+from vllm_clone.errors import ConfigError, ModelLoadError
 from vllm_clone.model_loader import gguf as gguf_loader
 
 TOLERANCE = 1e-4
@@ -129,3 +129,13 @@ def test_every_architecture_with_a_config_has_tensor_names() -> None:
     from vllm_clone.hub.gguf_config import ARCHITECTURES
 
     assert set(gguf_loader.NAMES) == set(ARCHITECTURES)
+
+
+def test_truncated_file_names_the_tensor_that_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, build(Variant("llama")), "llama")
+    config = hub.load_hf_config(hub.resolve_model(str(file)))
+    with file.open("r+b") as handle:
+        handle.truncate(file.stat().st_size - 5000)
+    with pytest.raises(ConfigError, match=r"model\.gguf is truncated: tensor \S+ should end at byte \d+"):
+        load(file, config)

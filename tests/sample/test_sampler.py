@@ -138,6 +138,17 @@ def test_a_row_with_everything_masked_still_ends_in_a_token():
         assert 0 <= sample(random_logits(1), [params]).token_ids[0] < 97
 
 
+def test_a_row_of_nan_harms_no_other_row():
+    for filters in FILTERS:
+        params = [SamplingParams(temperature=1, seed=i, **filters) for i in range(3)]
+        logits = random_logits(3)
+        expected = sample(logits, params).token_ids
+        logits[1] = math.nan
+        token_ids = sample(logits, params).token_ids
+        assert [token_ids[0], token_ids[2]] == [expected[0], expected[2]]
+        assert 0 <= token_ids[1] < 97
+
+
 class TestLogprobs:
     LOGITS = random_logits(3, seed=3)
 

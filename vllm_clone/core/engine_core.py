@@ -60,7 +60,9 @@ class EngineCore:
             self.scheduler.add_request(request)
         except Exception as error:
             logger.exception("Request %s could not be added", request.request_id)
-            return EngineCoreOutput(request.request_id, [], FinishReason.ERROR, error=f"{type(error).__name__}: {error}")
+            return EngineCoreOutput(
+                request.request_id, [], FinishReason.ERROR, error=f"{type(error).__name__}: {error}"
+            )
         return None
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -150,11 +152,7 @@ class EngineCore:
 
     def _plan_kv_cache(self) -> KVCacheConfig:
         groups = group_layers(self.executor.get_kv_cache_specs())
-        cache = self.config.cache_config
-        available = cache.kv_cache_memory_bytes
-        if available is None:
-            available = self.executor.determine_available_memory()
-        return plan_kv_cache(self.config, groups, available)
+        return plan_kv_cache(self.config, groups, self.executor.determine_available_memory())
 
     def _report_size(self) -> None:
         kv, longest = self.kv_cache_config, self.scheduler.max_model_len

@@ -25,7 +25,13 @@ def merge(old: RequestOutput, new: RequestOutput, delta: bool) -> RequestOutput:
 def _join(a: CompletionOutput, b: CompletionOutput) -> CompletionOutput:
     logprobs = a.logprobs if b.logprobs is None else (a.logprobs or []) + b.logprobs
     return CompletionOutput(
-        a.index, a.text + b.text, a.token_ids + b.token_ids, b.cumulative_logprob, logprobs, b.finish_reason, b.stop_reason
+        a.index,
+        a.text + b.text,
+        a.token_ids + b.token_ids,
+        b.cumulative_logprob,
+        logprobs,
+        b.finish_reason,
+        b.stop_reason,
     )
 
 

@@ -47,7 +47,7 @@ class CoreClient(ABC):
         self._outputs: asyncio.Queue[EngineCoreOutputs | None] = asyncio.Queue()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
         self._end_expected = False
         self._ping_sent: float | None = None
         """Monotonic time of the ping that is not answered yet."""
@@ -72,7 +72,7 @@ class CoreClient(ABC):
 
     def _take_messages(self) -> None:
         """Take in what has already arrived."""
-        return None
+        return
 
     # ---- requests ----
 
@@ -131,7 +131,7 @@ class CoreClient(ABC):
         if self.dead is None and self._heart is not None:
             self._send(ShutdownRequest(timeout))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), timeout + GRACE_SECONDS)
+                await asyncio.wait_for(self.ended.wait(), timeout + GRACE_SECONDS)
         await self._end()
         self._die("The engine has been shut down.")
 
@@ -152,7 +152,7 @@ class CoreClient(ABC):
 
     def _die(self, why: str) -> None:
         """The engine has ended; the first reason given counts."""
-        self._ended.set()
+        self.ended.set()
         if self.dead is not None:
             return
         self.dead = EngineDeadError(why)
@@ -255,11 +255,11 @@ class ProcessClient(CoreClient):
 
     async def _end(self) -> None:
         process = self._process
-        if self._loop is not None and not self._ended.is_set():
+        if self._loop is not None and not self.ended.is_set():
             for stop, seconds in ((process.terminate, TERM_SECONDS), (process.kill, GRACE_SECONDS)):
                 stop()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), seconds)
+                    await asyncio.wait_for(self.ended.wait(), seconds)
                     break
         self._forget_readers()
         async with self._closing:

@@ -131,14 +131,15 @@ class EngineProcess:
         return None
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; never blocks.
+        """Queue a message; never blocks. Lost when the engine is not connected: then it is dead, or about to be.
 
         Raises:
             TypeError, OverflowError: the message holds something msgpack cannot carry.
         """
         frame = self._encoder.encode(message)
         if not self._closed:
-            self._to_engine.send(frame, zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):
+                self._to_engine.send(frame, zmq.NOBLOCK)
 
     def receive(self) -> FromEngine | None:
         """The next message, None when there is none now."""

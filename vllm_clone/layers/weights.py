@@ -65,7 +65,9 @@ class WeightModule(nn.Module):
 
     def mark_loaded(self, name: str, shard: str | None) -> None:
         """Strike a shard, or with None all shards, off the list of what is missing."""
-        self._pending = {(n, s) for n, s in self._pending if n != name or (shard is not None and s != shard)}
+        for pair in list(self._pending):
+            if pair[0] == name and shard in (None, pair[1]):
+                self._pending.discard(pair)
 
     def pending(self) -> list[tuple[str, str | None]]:
         """(parameter, shard) pairs that no checkpoint tensor has filled yet."""

@@ -79,7 +79,14 @@ class SafetensorsCheckpoint:
     def _of_file(self, path: Path, file: "safe_open") -> Iterator[CheckpointTensor]:
         sizes = _safetensors_sizes(path)
         for name in file.keys():  # noqa: SIM118  (not a mapping)
-            yield CheckpointTensor(name, path.name, sizes[name], partial(file.get_tensor, name))
+            yield CheckpointTensor(name, path.name, sizes[name], partial(_read_safetensor, file, name))
+
+
+def _read_safetensor(file: "safe_open", name: str) -> torch.Tensor:
+    try:
+        return file.get_tensor(name)
+    except (SafetensorError, ValueError, KeyError) as error:  # a dtype that torch lacks
+        raise ModelLoadError(f"cannot be read ({str(error) or type(error).__name__})") from error
 
 
 def _safetensors_header(path: Path) -> tuple[int, dict[str, dict[str, list[int]]]]:

@@ -1,6 +1,8 @@
 """Build a model and fill it, tensor by tensor, so that peak memory is about the weights' own size."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -105,7 +107,7 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, *, show_progress: bool
         unit_divisor=1024,
         disable=not show_progress,
     )
-    with bar:
+    with bar, _one_torch_thread():
         for tensor in checkpoint.tensors():
             try:
                 destination = model.weight_table.locate(tensor.name)
@@ -125,6 +127,21 @@ def _place(modules: dict[str, WeightModule], to: Destination, tensor: Checkpoint
         raise ModelLoadError("the model has no such tensor (does config.json belong to these weights?)")
     data = tensor.read()
     module.load_weight(to.leaf, data.t() if to.transpose and data.dim() == 2 else data, to.shard)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Copy each tensor with one thread.
+
+    torch would split every copy over its threads, which wait for each other each time; where the cores have other
+    work too, that makes loading seven times slower (257 MiB on two busy cores: 1.85 s against 0.26 s).
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _check_complete(model: CausalLM, modules: dict[str, WeightModule], checkpoint: Checkpoint) -> None:

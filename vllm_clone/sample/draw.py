@@ -34,12 +34,14 @@ def draw_above(
 
     Every row must have such a value.
     """
-    num_rows = x_RV.shape[0]
+    num_rows, vocab_size = x_RV.shape
     rows_N, tokens_N = (x_RV >= threshold_R[:, None]).nonzero(as_tuple=True)
+    if len(rows_N) > num_rows * vocab_size // 8:  # gathering so many pairs costs more than it saves
+        return draw_dense(x_RV.masked_fill(x_RV < threshold_R[:, None], -torch.inf), key_a_R, key_b_R)
     noise_N = exponential_at(key_a_R[rows_N], key_b_R[rows_N], tokens_N)
     score_N = x_RV[rows_N, tokens_N].sub_(noise_N.log_())
     best_R = score_N.new_full((num_rows,), -torch.inf).scatter_reduce_(0, rows_N, score_N, "amax")
     won_N = score_N == best_R[rows_N]
     # Of equal scores the lowest token wins, as argmax has it.
-    ids_R = torch.full((num_rows,), x_RV.shape[1] - 1, dtype=torch.int64, device=x_RV.device)
+    ids_R = torch.full((num_rows,), vocab_size - 1, dtype=torch.int64, device=x_RV.device)
     return ids_R.scatter_reduce_(0, rows_N[won_N], tokens_N[won_N], "amin")

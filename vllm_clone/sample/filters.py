@@ -7,8 +7,9 @@ R rows, V vocabulary, K leading scores in descending order.
 
 import torch
 
-_PREFIX = 256
-"""Nuclei up to this size are found in the leading scores; larger ones by bisection."""
+_BIN_SHIFT = 17
+_NUM_BINS = (0x3F800000 >> _BIN_SHIFT) + 1
+"""Bins of float32 values from 0 to 1 by their upper bits: 64 for each halving."""
 
 
 def thresholds(
@@ -31,9 +32,7 @@ def thresholds(
     else:
         floor_R = x_RV.amax(-1) + min_p_R.log()
     if top_k_R is None:
-        if top_p_R is not None:
-            _nucleus_of_all(x_RV, top_p_R, floor_R)
-        return floor_R
+        return floor_R if top_p_R is None else _nucleus_of_all(x_RV, top_p_R, floor_R)
 
     limited_R = (top_k_R > 0) & (top_k_R < vocab_size)
     rows = limited_R.nonzero().squeeze(-1)
@@ -43,9 +42,7 @@ def thresholds(
     if top_p_R is not None:
         rows = (~limited_R & (top_p_R < 1)).nonzero().squeeze(-1)
         if len(rows):
-            floor = floor_R[rows]
-            _nucleus_of_all(x_RV[rows], top_p_R[rows], floor)
-            floor_R[rows] = floor
+            floor_R[rows] = _nucleus_of_all(x_RV[rows], top_p_R[rows], floor_R[rows])
     return floor_R
 
 
@@ -61,46 +58,40 @@ def _nucleus_of_k(
     rank_K = torch.arange(lead_RK.shape[1], device=x_RV.device)
     dropped_RK = (rank_K >= k_R[:, None]) | (lead_RK < floor_R[:, None])
     mass_RK = (lead_RK - lead_RK[:, :1]).exp_().masked_fill_(dropped_RK, 0.0)
-    threshold_R, _ = _cut(lead_RK, mass_RK, p_R * mass_RK.sum(-1))
+    before_RK = mass_RK.cumsum(-1) - mass_RK
+    wanted_R = p_R * mass_RK.sum(-1)
+    kept_R = ((before_RK < wanted_R[:, None]) & ~dropped_RK).sum(-1).clamp_(min=1)
+    threshold_R = lead_RK.gather(1, kept_R[:, None] - 1).squeeze(-1)
     return torch.where(p_R < 1, torch.maximum(threshold_R, floor_R), floor_R)
 
 
-def _nucleus_of_all(x_RV: torch.Tensor, p_R: torch.Tensor, floor_R: torch.Tensor) -> None:
-    """Raise ``floor_R`` to the top-p thresholds of rows without a k, in place."""
-    lead_RK = x_RV.topk(min(_PREFIX, x_RV.shape[1])).values
-    mass_RV = (x_RV - lead_RK[:, :1]).exp_()
-    mass_RV.masked_fill_(x_RV < floor_R[:, None], 0.0)
-    wanted_R = p_R * mass_RV.sum(-1)
-    mass_RK = (lead_RK - lead_RK[:, :1]).exp_().masked_fill_(lead_RK < floor_R[:, None], 0.0)
-    threshold_R, reached_R = _cut(lead_RK, mass_RK, wanted_R)
-    filtered_R = p_R < 1
-    deep = (filtered_R & ~reached_R).nonzero().squeeze(-1)
-    if len(deep):
-        threshold_R[deep] = _bisect(x_RV[deep], mass_RV[deep], wanted_R[deep], p_R[deep])
-    torch.maximum(floor_R, threshold_R.masked_fill_(~filtered_R, -torch.inf), out=floor_R)
+def _nucleus_of_all(x_RV: torch.Tensor, p_R: torch.Tensor, floor_R: torch.Tensor) -> torch.Tensor:
+    """Thresholds of rows without a k, without sorting a vocabulary: a histogram finds the bin of the last survivor.
 
-
-def _cut(lead_RK: torch.Tensor, mass_RK: torch.Tensor, wanted_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The score at which the mass in front reaches ``wanted``, and whether it does within the leading scores."""
-    total_RK = mass_RK.cumsum(-1)
-    kept_R = ((total_RK - mass_RK < wanted_R[:, None]) & (mass_RK > 0)).sum(-1).clamp_(min=1)
-    return lead_RK.gather(1, kept_R[:, None] - 1).squeeze(-1), total_RK[:, -1] >= wanted_R
-
-
-def _bisect(x_RV: torch.Tensor, mass_RV: torch.Tensor, wanted_R: torch.Tensor, p_R: torch.Tensor) -> torch.Tensor:
-    """The lowest score whose strictly heavier tokens weigh less than ``wanted``, for nuclei of any size.
-
-    Bisects over the bits of the mass, which order like the floats they are since masses lie in [0, 1].
+    Probabilities lie in [0, 1], where the bits of a float32 order as the float does: their upper bits are the bin.
+    Only the tokens of that one bin are then sorted. N tokens in the rows' last bins.
     """
-    mass_bits_RV = mass_RV.view(torch.int32)
-    high_R = mass_bits_RV.amax(-1)
-    # Tokens lighter than (1 − p) · total / V weigh less than 1 − p together: the cut is above them.
-    lightest_R = ((wanted_R / p_R - wanted_R) / x_RV.shape[1] * 0.5).clamp_(min=0.0)
-    low_R = torch.minimum(lightest_R.view(torch.int32), high_R)
-    while bool((low_R < high_R).any()):
-        middle_R = low_R + (high_R - low_R) // 2
-        heavier_R = torch.where(mass_bits_RV > middle_R[:, None], mass_RV, 0.0).sum(-1)
-        enough_R = heavier_R < wanted_R
-        high_R = torch.where(enough_R, middle_R, high_R)
-        low_R = torch.where(enough_R, low_R, middle_R + 1)
-    return x_RV.masked_fill(mass_bits_RV < high_R[:, None], torch.inf).amin(-1)
+    num_rows = x_RV.shape[0]
+    mass_RV = (x_RV - x_RV.amax(-1, keepdim=True)).exp_().masked_fill_(x_RV < floor_R[:, None], 0.0)
+    mass_RV.nan_to_num_(1.0)  # a row of −inf alone, or of NaN, has no distribution but must end in some token
+    bin_RV = mass_RV.view(torch.int32) >> _BIN_SHIFT
+    first_bin_R1 = torch.arange(num_rows, dtype=torch.int32, device=x_RV.device)[:, None] * _NUM_BINS
+    weights = mass_RV.double().flatten()
+    weight_RB = torch.bincount((bin_RV + first_bin_R1).flatten(), weights, num_rows * _NUM_BINS).view(num_rows, -1)
+    reached_RB = weight_RB.flip(-1).cumsum_(-1).flip(-1)
+    wanted_R = p_R * reached_RB[:, 0]
+    heavier_RB = reached_RB - weight_RB
+    last_R = (heavier_RB >= wanted_R[:, None]).sum(-1, keepdim=True)  # bins whose heavier neighbours suffice: dropped
+
+    rows_N, tokens_N = (bin_RV == last_R.int()).nonzero(as_tuple=True)
+    x_N, order_N = x_RV[rows_N, tokens_N].sort(descending=True)
+    rows_N, by_row_N = rows_N[order_N].sort(stable=True)
+    x_N = x_N[by_row_N]
+    mass_N = mass_RV[rows_N, tokens_N[order_N][by_row_N]].double()
+    before_N = mass_N.cumsum(-1) - mass_N
+    starts_R = torch.searchsorted(rows_N, torch.arange(num_rows, device=x_RV.device))
+    room_R = wanted_R - heavier_RB.gather(1, last_R).squeeze(-1)
+    kept_N = before_N - before_N[starts_R][rows_N] < room_R[rows_N]
+    threshold_R = x_RV.new_full((num_rows,), torch.inf)
+    threshold_R.scatter_reduce_(0, rows_N[kept_N], x_N[kept_N], "amin")
+    return torch.where(p_R < 1, torch.maximum(threshold_R, floor_R), floor_R)

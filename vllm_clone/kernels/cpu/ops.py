@@ -5,6 +5,7 @@ Same functions and meanings as :mod:`vllm_clone.kernels.reference`.
 
 import math
 
+import numpy as np
 import torch
 
 from vllm_clone import envs
@@ -172,8 +173,9 @@ def dequantize_gguf(
     data: memoryview | torch.Tensor, ggml_type: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     """Expand a GGUF tensor's raw bytes to ``shape`` in ``dtype``. Raises ValueError for types not in DEQUANTIZABLE."""
-    raw = data if isinstance(data, torch.Tensor) else torch.frombuffer(data, dtype=torch.uint8)
+    # Through numpy, because torch warns about buffers it cannot write, such as a mapped file.
+    raw = data.numpy() if isinstance(data, torch.Tensor) else np.frombuffer(data, dtype=np.uint8)
     out = torch.empty(shape, dtype=dtype)
-    if not _C.dequantize(_DTYPES[dtype], out.data_ptr(), raw.data_ptr(), int(ggml_type), out.numel()):
+    if not _C.dequantize(_DTYPES[dtype], out.data_ptr(), raw.ctypes.data, int(ggml_type), out.numel()):
         raise ValueError(f"GGUF storage type {ggml_type} has no kernel")
     return out

@@ -1,0 +1,256 @@
+"""EngineArgs: flag values by name → one resolved VllmConfig. Imports no torch."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from vllm_clone import envs
+from vllm_clone.config import ENGINE_GROUPS, ModelConfig, SchedulerConfig, VllmConfig
+from vllm_clone.config.flags import FlagSpec, flags_of
+from vllm_clone.errors import ConfigError
+from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model
+from vllm_clone.hub.files import ModelFiles
+
+Usage = Literal["server", "offline"]
+
+ENGINE_FLAGS: dict[str, tuple[str, FlagSpec]] = {
+    spec.field: (group, spec) for group, config_class in ENGINE_GROUPS.items() for spec in flags_of(config_class)
+}
+"""Flag field → (group in VllmConfig, flag)."""
+
+LENGTH_KEYS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+LENGTH_KEPT_BY_ROPE = frozenset(["su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"])
+"""Rope types whose checkpoints already state the scaled length."""
+NO_FLOAT16 = frozenset(["gemma2", "gemma3", "gemma3_text", "glm4"])
+SAMPLING_DEFAULTS = {
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "temperature": 1.0, "top_k": 0,
+    "top_p": 1.0, "min_p": 0.0,
+}  # fmt: skip
+"""Generation config keys that become sampling defaults, with the library's own defaults."""
+FALLBACK_MAX_MODEL_LEN = 2048
+DEFAULT_BLOCK_SIZE = 16
+BATCH_DEFAULTS: dict[tuple[str, Usage], tuple[int, int]] = {
+    ("cpu", "server"): (2048, 128),
+    ("cpu", "offline"): (4096, 256),
+    ("cuda", "server"): (2048, 256),
+    ("cuda", "offline"): (8192, 256),
+}
+"""(device, usage) → (max_num_batched_tokens, max_num_seqs)."""
+
+
+class EngineArgs:
+    """Values of engine flags; what is not given keeps its default.
+
+    Raises:
+        ConfigError: an unknown name or a value outside the flag's choices.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            if name not in ENGINE_FLAGS:
+                raise ConfigError(f"{name} is not an engine argument; see vllm serve --help=all for the known ones.")
+            spec = ENGINE_FLAGS[name][1]
+            if isinstance(value, str) and spec.kind in ("int", "float"):
+                values[name] = value = _parsed(spec, value)
+            if spec.choices and value is not None and value not in spec.choices:
+                choices = ", ".join(map(str, spec.choices))
+                raise ConfigError(f"{spec.name} {value}: not one of {choices}.")
+        if isinstance(values.get("served_model_name"), str):
+            values["served_model_name"] = [values["served_model_name"]]
+        self.values = values
+
+    @classmethod
+    def from_namespace(cls, namespace: argparse.Namespace) -> "EngineArgs":
+        """From parsed flags; attributes that are no engine flag are left to others."""
+        return cls(**{k: v for k, v in vars(namespace).items() if k in ENGINE_FLAGS})
+
+    def create_engine_config(self, usage: Usage = "server") -> VllmConfig:
+        """Read the model's description and settle every value.
+
+        Raises:
+            ConfigError: one line naming flag, value, rule and remedy.
+        """
+        groups: dict[str, dict[str, Any]] = {group: {} for group in ENGINE_GROUPS}
+        for name, value in self.values.items():
+            groups[ENGINE_FLAGS[name][0]][name] = value
+        config = VllmConfig(**{group: cls(**groups[group]) for group, cls in ENGINE_GROUPS.items()})
+        for resolve in (_check_ranges, _resolve_device, _resolve_model, _resolve_dtype, _resolve_length, _resolve_cache):
+            resolve(config)
+        _resolve_batch(config, usage)
+        return config
+
+
+def _parsed(spec: FlagSpec, value: str) -> Any:
+    try:
+        return spec.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{spec.name} {value}: {error}") from error
+
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "gpu_memory_utilization": (lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
+    "kv_cache_memory_bytes": (lambda v: v > 0, "must be positive"),
+    "num_gpu_blocks_override": (lambda v: v > 1, "must be at least 2: block 0 is a placeholder"),
+    "max_model_len": (lambda v: v == -1 or v >= 1, "must be at least 1, or -1 or auto"),
+    "max_logprobs": (lambda v: v >= -1, "must be at least 0, or -1 for no limit"),
+    "max_num_batched_tokens": (lambda v: v >= 1, "must be at least 1"),
+    "max_num_seqs": (lambda v: v >= 1, "must be at least 1"),
+    "max_num_queued_reqs": (lambda v: v >= 1, "must be at least 1"),
+    "max_num_queued_tokens": (lambda v: v >= 1, "must be at least 1"),
+    "long_prefill_token_threshold": (lambda v: v >= 0, "must be at least 0"),
+    "watermark": (lambda v: 0 <= v < 1, "must be in [0, 1)"),
+    "stream_interval": (lambda v: v >= 1, "must be at least 1"),
+    "tensor_parallel_size": (lambda v: v == 1, "is not implemented yet; use 1"),
+    "pipeline_parallel_size": (lambda v: v == 1, "is not implemented yet; use 1"),
+    "data_parallel_size": (lambda v: v == 1, "is not implemented yet; run several servers"),
+}
+
+
+def _check_ranges(config: VllmConfig) -> None:
+    for name, (ok, rule) in _RANGES.items():
+        group, spec = ENGINE_FLAGS[name]
+        value = getattr(getattr(config, group), name)
+        if value is not None and not ok(value):
+            raise ConfigError(f"{spec.name} {value}: {rule}.")
+
+
+def _resolve_device(config: VllmConfig) -> None:
+    device = config.device_config
+    if device.device == "cuda":
+        raise ConfigError("--device cuda: the GPU engine is not implemented yet; use --device cpu.")
+    device.device = "cpu"
+
+
+def _resolve_model(config: VllmConfig) -> None:
+    model, load = config.model_config, config.load_config
+    files = resolve_model(model.model, model.revision, load.download_dir)
+    model.path, model.model_format = str(files.path), files.format
+    if load.load_format == "gguf" and files.format != "gguf":
+        raise ConfigError(f"--load-format gguf: {model.path} is not a GGUF file; give the .gguf file as the model.")
+    if files.format == "gguf" and load.load_format not in ("auto", "gguf", "dummy"):
+        raise ConfigError(f"--load-format {load.load_format}: {model.path} is a GGUF file; leave the flag out.")
+    hf = load_hf_config(files) | model.hf_overrides
+    if isinstance(hf.get("text_config"), dict):
+        raise ConfigError(f"{model.path}: multimodal models (text_config in config.json) are not implemented yet.")
+    architectures = hf.get("architectures")
+    if not architectures:
+        raise ConfigError(f"{model.path}: config.json names no architectures; set them with --hf-overrides.")
+    model.hf_config, model.architecture = hf, architectures[0]
+    if not isinstance(hf.get("vocab_size"), int):
+        raise ConfigError(f"{model.path}: config.json has no integer vocab_size.")
+    model.vocab_size = hf["vocab_size"]
+    if model.tokenizer is None:
+        model.tokenizer_path = model.path
+    else:
+        model.tokenizer_path = _tokenizer_path(model.tokenizer, model.revision, load.download_dir)
+    model.served_model_name = model.served_model_name or [model.model]
+    _resolve_generation(model, files)
+
+
+def _tokenizer_path(tokenizer: str, revision: str | None, download_dir: str | None) -> str:
+    path = Path(tokenizer).expanduser()
+    return str(path) if path.exists() else str(resolve_model(tokenizer, revision, download_dir).path)
+
+
+def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
+    """End-of-sequence ids from wherever they stand; sampling defaults unless the source is ``vllm``."""
+    if model.generation_config in ("auto", "vllm"):
+        source = load_generation_config(files)
+    else:
+        source = read_json(Path(model.generation_config) / "generation_config.json")
+    eos = source.get("eos_token_id", model.hf_config.get("eos_token_id"))
+    model.eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    given = {} if model.generation_config == "vllm" else source
+    given = given | model.override_generation_config
+    if "max_new_tokens" in given:
+        given["max_tokens"] = given["max_new_tokens"]
+    defaults = {k: given[k] for k, neutral in SAMPLING_DEFAULTS.items() if given.get(k) not in (None, neutral)}
+    if given.get("max_tokens") is not None:
+        defaults["max_tokens"] = given["max_tokens"]
+    model.generation_defaults = defaults
+
+
+def _resolve_dtype(config: VllmConfig) -> None:
+    model = config.model_config
+    explicit = {"half": "float16", "float": "float32"}.get(model.dtype, model.dtype)
+    model_type = model.hf_config.get("model_type")
+    if explicit == "float16" and model_type in NO_FLOAT16:
+        raise ConfigError(f"--dtype {model.dtype}: {model_type} models overflow in float16; use bfloat16 or float32.")
+    if explicit == "auto":
+        stored = model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32"
+        stored = str(stored).removeprefix("torch.")
+        explicit = stored if stored in ("bfloat16", "float16") else "bfloat16"
+        if explicit == "float16" and model_type in NO_FLOAT16:
+            explicit = "bfloat16"
+    model.dtype = explicit  # type: ignore[assignment]
+
+
+def _resolve_length(config: VllmConfig) -> None:
+    model = config.model_config
+    derived = derive_max_model_len(model.hf_config)
+    asked = model.max_model_len
+    if asked is None or asked == -1:
+        model.max_model_len = derived or FALLBACK_MAX_MODEL_LEN
+    elif derived is not None and asked > derived and not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+        raise ConfigError(
+            f"--max-model-len {asked}: the model supports {derived} tokens; use at most that, or set "
+            "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 if you know that the model copes."
+        )
+
+
+def derive_max_model_len(hf: dict[str, Any]) -> int | None:
+    """Longest sequence that config.json states, rope scaling included; None when it states none."""
+    if isinstance(hf.get("model_max_length"), int):
+        return int(hf["model_max_length"])
+    lengths = [hf[key] for key in LENGTH_KEYS if isinstance(hf.get(key), int)]
+    if not lengths:
+        return None
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaled = kind not in LENGTH_KEPT_BY_ROPE and not str(hf.get("model_type")).startswith("gemma3")
+    factor = rope.get("factor") if scaled else None
+    return int(min(lengths) * (factor or 1.0))
+
+
+def _resolve_cache(config: VllmConfig) -> None:
+    cache = config.cache_config
+    cache.block_size = cache.block_size or DEFAULT_BLOCK_SIZE
+    if cache.kv_cache_dtype == "auto":
+        cache.kv_cache_dtype = config.model_config.dtype  # type: ignore[assignment]
+    elif cache.kv_cache_dtype != config.model_config.dtype:
+        raise ConfigError(
+            f"--kv-cache-dtype {cache.kv_cache_dtype}: the CPU kernels keep the cache in the model's dtype "
+            f"({config.model_config.dtype}); leave the flag out or set --dtype."
+        )
+    if cache.enable_prefix_caching is None:
+        cache.enable_prefix_caching = True
+
+
+def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
+    sched: SchedulerConfig = config.scheduler_config
+    max_model_len = config.model_config.max_model_len
+    assert max_model_len is not None
+    if sched.enable_chunked_prefill is None:
+        sched.enable_chunked_prefill = True
+    tokens, seqs = BATCH_DEFAULTS[config.device_config.device, usage]
+    if sched.max_num_seqs is None:
+        sched.max_num_seqs = min(seqs, sched.max_num_batched_tokens or seqs)
+    if sched.max_num_batched_tokens is None:
+        if not sched.enable_chunked_prefill:
+            tokens = max(tokens, max_model_len)
+        sched.max_num_batched_tokens = max(min(tokens, sched.max_num_seqs * max_model_len), sched.max_num_seqs)
+    budget = sched.max_num_batched_tokens
+    if budget < sched.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {budget}: must be at least --max-num-seqs ({sched.max_num_seqs}); raise the "
+            "former or lower the latter."
+        )
+    if not sched.enable_chunked_prefill and budget < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {budget}: must be at least --max-model-len ({max_model_len}) without chunked "
+            "prefill; raise it or drop --no-enable-chunked-prefill."
+        )
