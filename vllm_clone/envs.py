@@ -37,7 +37,10 @@ VARIABLES: dict[str, tuple[Callable[[], Any], str]] = {
     "VLLM_MAX_COMPLETION_PROMPTS": (_int("VLLM_MAX_COMPLETION_PROMPTS", 1024), "Most prompts in one completion."),
     "VLLM_SERVER_DEV_MODE": (_bool("VLLM_SERVER_DEV_MODE"), "Serve the development endpoints."),
     "VLLM_CPU_KVCACHE_SPACE": (_float("VLLM_CPU_KVCACHE_SPACE", 0.0), "KV cache size on CPU in GiB; 0 = automatic."),
-    "VLLM_CPU_ISA": (_str("VLLM_CPU_ISA", None), "Force the CPU kernels' level: avx512_bf16, avx512, avx2 or portable."),
+    "VLLM_CPU_ISA": (
+        _str("VLLM_CPU_ISA", None),
+        "Force the CPU kernels' level: avx512_bf16, avx512, avx2 or portable.",
+    ),
     "VLLM_CPU_THREADS": (_int("VLLM_CPU_THREADS", 0), "Threads of the CPU kernels; 0 = all cores of this process."),
     "VLLM_ENGINE_HEALTH_TIMEOUT": (
         _float("VLLM_ENGINE_HEALTH_TIMEOUT", 30.0),

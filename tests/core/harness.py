@@ -187,7 +187,9 @@ class Engine:
         return step
 
     def finish_step(self, step: SchedulerOutput) -> None:
-        result = self.runner.execute(step)
+        self.take_in(step, self.runner.execute(step))
+
+    def take_in(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(step, result).values():
             for output in outputs.outputs:
                 assert output.new_token_ids or output.finish_reason is not None

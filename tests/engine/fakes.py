@@ -148,8 +148,7 @@ def _wait_for_writer(fifo: str) -> None:
 
 def byte_tokenizer() -> FastTokenizer:
     """Every byte is a token, so any text has ids, and characters may be split between tokens."""
-    vocab = {char: byte for char, byte in byte_alphabet().items()}
-    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend = Backend(models.BPE(vocab=byte_alphabet(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["</s>"])

@@ -86,9 +86,11 @@ def test_an_unexpected_failure_to_start_prints_its_traceback_once(capfd: pytest.
 
 
 def test_a_process_that_dies_without_a_word_is_reported() -> None:
-    with closing(EngineProcess.start(fake_config(), "tests.engine.no_such_module")) as process:
-        with pytest.raises(EngineDeadError, match="exit code 1"):
-            process.wait_ready()
+    with (
+        closing(EngineProcess.start(fake_config(), "tests.engine.no_such_module")) as process,
+        pytest.raises(EngineDeadError, match="exit code 1"),
+    ):
+        process.wait_ready()
 
 
 def test_a_start_that_takes_too_long_is_given_up(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +106,11 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path, monkeypatch: pytest.M
 
 
 def test_a_cache_too_small_for_one_request_says_what_fits() -> None:
-    with closing(EngineProcess.start(fake_config(num_blocks=11), FAKE_ENGINE)) as process:
-        with pytest.raises(EngineDeadError, match=r"--max-model-len of at most 160\."):
-            process.wait_ready()
+    with (
+        closing(EngineProcess.start(fake_config(num_blocks=11), FAKE_ENGINE)) as process,
+        pytest.raises(EngineDeadError, match=r"--max-model-len of at most 160\."),
+    ):
+        process.wait_ready()
 
 
 def test_killing_the_engine_ends_every_stream_within_two_seconds() -> None:

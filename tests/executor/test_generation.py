@@ -138,6 +138,11 @@ def all_prompts(**values: Any) -> dict[str, tuple[list[int], SamplingParams]]:
     return {str(i): (prompt, params(**values)) for i, prompt in enumerate(PROMPTS)}
 
 
+def smallest_pool(engine: Any, **schedule: Any) -> int:
+    """Blocks that hold one sequence of full length, and no more."""
+    return int(engine(**schedule).scheduler.kv.max_blocks(100)) + 1
+
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "all at once": {},
     "budget of 7": {"tokens": 7, "seqs": 7},
@@ -161,8 +166,7 @@ def test_greedy_outputs_equal_transformers(checkpoint: Checkpoint, engine: Any, 
 @pytest.mark.parametrize("tokens", [512, 13])
 def test_preemption_changes_no_token(checkpoint: Checkpoint, engine: Any, caching: bool, tokens: int) -> None:
     # The longest sequence alone fits a pool of this size; all of them together do not.
-    groups = len(engine().kv_cache_config.groups)
-    results = run(engine(caching=caching, tokens=tokens, blocks=1 + groups * 26), all_prompts())
+    results = run(engine(caching=caching, tokens=tokens, blocks=smallest_pool(engine, tokens=tokens)), all_prompts())
     assert sum(r.num_preemptions for r in results.values()) > 0
     for i in range(len(PROMPTS)):
         assert results[str(i)].token_ids == checkpoint.continuation(i)
@@ -174,8 +178,7 @@ def test_seeded_draws_do_not_depend_on_schedule_or_preemption(checkpoint: Checkp
                            frequency_penalty=0.5))
         for i, p in enumerate(PROMPTS)
     }  # fmt: skip
-    groups = len(engine().kv_cache_config.groups)
-    schedules = ({}, {"tokens": 7, "seqs": 3}, {"seqs": 1}, {"blocks": 1 + groups * 26, "caching": False})
+    schedules = ({}, {"tokens": 7, "seqs": 3}, {"seqs": 1}, {"blocks": smallest_pool(engine), "caching": False})
     answers = [[r.token_ids for r in run(engine(**s), requests).values()] for s in schedules]
     assert all(a == answers[0] for a in answers)
     assert answers[0] != [checkpoint.continuation(i) for i in range(len(PROMPTS))]
@@ -197,13 +200,16 @@ def test_prompt_logprobs_equal_the_full_forward(checkpoint: Checkpoint, engine: 
 
 
 def test_prompt_logprobs_survive_a_preemption_within_the_prompt(engine: Any) -> None:
-    groups = len(engine().kv_cache_config.groups)
-    tight = {"blocks": 1 + groups * 26, "tokens": 9, "scheduler_reserve_full_isl": False}
-    requests = all_prompts(prompt_logprobs=0)
-    results, roomy = run(engine(**tight), requests), run(engine(), requests)
-    for name, (prompt, _) in requests.items():
-        if len(prompt) > 1:
-            assert results[name].prompt_rows.token_ids == roomy[name].prompt_rows.token_ids
+    tight = engine(blocks=smallest_pool(engine, tokens=9), tokens=9, scheduler_reserve_full_isl=False, caching=False)
+    # The first grows until the second, still in its prompt, has to give way.
+    requests = {"a": (list(range(3, 63)), params()), "b": (list(range(60, 120)), params(prompt_logprobs=0))}
+    preempted_at = []
+    preempt = tight.scheduler._preempt
+    tight.scheduler._preempt = lambda r: (preempted_at.append((r.request_id, r.num_computed_tokens)), preempt(r))
+    results, roomy = run(tight, requests), run(engine(), requests)
+    assert any(name == "b" and 0 < computed < 60 for name, computed in preempted_at)
+    assert len(results["b"].prompt_rows.token_ids) == 59
+    assert results["b"].prompt_rows.token_ids == roomy["b"].prompt_rows.token_ids
 
 
 def test_a_cached_prefix_gives_the_same_answer(checkpoint: Checkpoint, engine: Any) -> None:

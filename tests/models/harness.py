@@ -79,13 +79,14 @@ class PagedModel:
                 slots.append(table[position // self.block_size] * self.block_size + position % self.block_size)
             self.lengths[name] = begin + len(tokens)
             starts.append(len(ids))
-        metadata = self._metadata(list(rows), starts, slots)
+        metadata = self.metadata(list(rows), starts, slots)
         ctx = ForwardContext({name: layer.backend.plan(metadata) for name, layer in self.layers.items()})
         hidden = self.model(torch.tensor(ids), torch.tensor(positions), ctx)
         pieces = self.model.compute_logits(hidden).split([b - a for a, b in pairwise(starts)])
         return dict(zip(rows, pieces, strict=True))
 
-    def _metadata(self, names: list[str], starts: list[int], slots: list[int]) -> AttentionMetadata:
+    def metadata(self, names: list[str], starts: list[int], slots: list[int]) -> AttentionMetadata:
+        """One step over the sequences ``names``, whose tokens begin at ``starts`` and are stored at ``slots``."""
         seq_lens = [self.lengths[name] for name in names]
         width = max(len(self.tables[name]) for name in names)
         tables = [self.tables[name] + [0] * (width - len(self.tables[name])) for name in names]

@@ -1,6 +1,7 @@
 """Our logits equal transformers' for every family, however the prompt is cut into steps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from tests.models.conftest import Example
-from tests.models.families import VARIANTS, build, expected_logits, save
+from tests.models.families import VARIANTS, Variant, build, expected_logits, save
 from tests.models.harness import PagedModel, load
+from vllm_clone.attention import ForwardContext
 
 TOLERANCE = 1e-4
 
@@ -54,16 +56,12 @@ def test_layers_of_one_kind_share_the_rotary_table(example: Callable[[str], Exam
 
 
 def test_padding_tokens_after_the_actual_ones_change_nothing(example: Callable[[str], Example]) -> None:
-    from dataclasses import replace
-
-    from vllm_clone.attention import ForwardContext
-
     expected = example("llama")
     paged = PagedModel(load(expected.path, expected.hf_config))
     tokens = expected.tokens[:9]
     paged.tables["a"], paged.lengths["a"] = [3, 5], 9
     slots = [3 * 8 + i for i in range(8)] + [5 * 8]
-    metadata = replace(paged._metadata(["a"], [0, 9], slots), slot_mapping_T=torch.tensor([*slots, -1, -1, -1]))
+    metadata = replace(paged.metadata(["a"], [0, 9], slots), slot_mapping_T=torch.tensor([*slots, -1, -1, -1]))
     ctx = ForwardContext(dict.fromkeys(paged.layers, metadata))
     ids, positions = torch.tensor([*tokens, 0, 0, 0]), torch.tensor([*range(9), 0, 0, 0])
     with torch.inference_mode():
@@ -129,11 +127,38 @@ OLD_STYLE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("style", OLD_STYLE)
 def test_older_spellings_of_rope_settings_mean_the_same(style: str, tmp_path: Path) -> None:
-    from tests.models.families import Variant
-
     model_type, new, old = OLD_STYLE[style]
     reference = build(Variant(model_type, new))
     hf_config = save(reference, tmp_path)
     tokens = list(range(5, 45))
     logits = PagedModel(load(tmp_path, {**hf_config, **old})).logits(tokens)
     assert (logits - expected_logits(reference, tokens)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_near_float32(name: str, dtype: str, example: Callable[[str], Example]) -> None:
+    expected = example(name)
+    logits = PagedModel(load(expected.path, expected.hf_config, dtype=dtype)).logits(expected.tokens, chunk=7)
+    error = (logits - expected.logits).abs()
+    assert logits.dtype == torch.float32
+    assert error.mean() < (0.02 if dtype == "bfloat16" else 0.003)
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "gemma3"])
+def test_blocks_that_left_the_window_are_never_read(name: str, example: Callable[[str], Example]) -> None:
+    expected = example(name)
+    paged = PagedModel(load(expected.path, expected.hf_config), block_size=4)
+    sliding = {n: layer.sliding_window for n, layer in paged.layers.items() if layer.sliding_window}
+    paged.step({"a": expected.tokens[:40]})
+    paged.tables["a"].append(paged.free.pop())
+    paged.lengths["a"] = 41
+    full = paged.metadata(["a"], [0, 1], [paged.tables["a"][10] * 4])
+    # What the engine's table looks like once it has given old blocks away: the null block, which is all NaN here.
+    table = full.block_table_RB.clone()
+    table[:, : (41 - max(sliding.values())) // 4] = 0
+    windowed = replace(full, block_table_RB=table)
+    ctx = ForwardContext({n: windowed if n in sliding else full for n in paged.layers})
+    with torch.inference_mode():
+        logits = paged.model.compute_logits(paged.model(torch.tensor(expected.tokens[40:41]), torch.tensor([40]), ctx))
+    assert (logits - expected.logits[40]).abs().max() < TOLERANCE

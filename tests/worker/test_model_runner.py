@@ -176,6 +176,18 @@ def test_warm_up_leaves_no_trace():
     check(d.sequences["a"])
 
 
+def test_large_batches_are_sampled_in_slices(monkeypatch):
+    monkeypatch.setattr("vllm_clone.worker.model_runner._LOGITS_BYTES", 4 * VOCAB * 4)
+    d = Driver(max_num_seqs=16)
+    for i, params in enumerate(PARAMS):
+        d.add(str(i), range(i, 2 * i + 2), params)
+    for n in range(10):
+        output = d.step({req_id: s.pending for req_id, s in d.sequences.items() if n != 4 or req_id != "3"})
+        assert list(output.logprobs) == ["8"]
+    for sequence in d.sequences.values():
+        check(sequence)
+
+
 class TestLogprobs:
     def test_only_requests_that_ask_get_them(self):
         d = Driver()
@@ -257,7 +269,7 @@ class TestPromptLogprobs:
         assert d.runner.batch.has_prompt_logprobs == 0
 
     def test_long_prompts_are_scored_in_slices(self, monkeypatch):
-        monkeypatch.setattr("vllm_clone.worker.model_runner._PROMPT_LOGITS_BYTES", 4 * VOCAB * 5)
+        monkeypatch.setattr("vllm_clone.worker.model_runner._LOGITS_BYTES", 4 * VOCAB * 5)
         d = Driver()
         d.add("a", self.PROMPT, SamplingParams(temperature=0, prompt_logprobs=0))
         rows = self.collect(d, [None])

@@ -94,7 +94,8 @@ def wants_content_parts(source: str) -> bool:
         a.target.name for a in tree.find_all(nodes.Assign) if isinstance(a.target, nodes.Name) and _is_content(a.node)
     }
     return any(
-        _is_content(f.iter) or (isinstance(f.iter, nodes.Name) and f.iter.name in names) for f in tree.find_all(nodes.For)
+        _is_content(f.iter) or (isinstance(f.iter, nodes.Name) and f.iter.name in names)
+        for f in tree.find_all(nodes.For)
     )
 
 

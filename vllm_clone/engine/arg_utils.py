@@ -78,7 +78,14 @@ class EngineArgs:
         for name, value in self.values.items():
             groups[ENGINE_FLAGS[name][0]][name] = value
         config = VllmConfig(**{group: cls(**groups[group]) for group, cls in ENGINE_GROUPS.items()})
-        for resolve in (_check_ranges, _resolve_device, _resolve_model, _resolve_dtype, _resolve_length, _resolve_cache):
+        for resolve in (
+            _check_ranges,
+            _resolve_device,
+            _resolve_model,
+            _resolve_dtype,
+            _resolve_length,
+            _resolve_cache,
+        ):
             resolve(config)
         _resolve_batch(config, usage)
         return config

@@ -33,7 +33,7 @@ class LLM:
     def __init__(self, model: str, **kwargs: Any) -> None:
         from vllm_clone.engine.arg_utils import EngineArgs
 
-        self.llm_engine = LLMEngine(EngineArgs(model=model, **kwargs).create_engine_config())
+        self.llm_engine = LLMEngine(EngineArgs(model=model, **kwargs).create_engine_config("offline"))
         self._request_ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:

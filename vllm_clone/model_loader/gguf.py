@@ -84,9 +84,8 @@ class GGUFCheckpoint:
         self._arch = str(metadata.get("general.architecture"))
         if self._arch not in NAMES:
             raise ModelLoadError(f"{path}: unknown GGUF architecture {self._arch!r}; known: {', '.join(NAMES)}")
-        heads = int(metadata.get(f"{self._arch}.attention.head_count", 1))
-        kv_heads = int(metadata.get(f"{self._arch}.attention.head_count_kv", heads))
-        self._heads = {"attn_q": heads, "attn_k": kv_heads}
+        heads: Any = metadata.get(f"{self._arch}.attention.head_count")
+        self._heads = {"attn_q": heads, "attn_k": metadata.get(f"{self._arch}.attention.head_count_kv", heads)}
 
     def config_additions(self) -> dict[str, Any]:
         """Facts for the model's config that the file keeps in tensors: divisors of the rotary frequencies."""
@@ -113,7 +112,7 @@ class GGUFCheckpoint:
             return (self._dequantize(tensor, torch.float32) - 1.0).to(self._dtype)
         data = self._dequantize(tensor, self._dtype)
         if self._arch in ROPE_PERMUTED and kind in self._heads:
-            return _unpermute(data, self._heads[kind])
+            return _unpermute(data, int(self._heads[kind]))
         if self._arch == "gpt2" and pattern in _TRANSPOSED and leaf == "weight":
             return data.t()
         return data

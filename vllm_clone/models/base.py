@@ -1,6 +1,6 @@
 """The interface of every text generation model."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from vllm_clone.models.checkpoint import WeightTable
 from vllm_clone.models.config import HFConfig
 
 
-class CausalLM(nn.Module):
+class CausalLM(nn.Module, ABC):
     """Tokens in, hidden states out; hidden states in, logits out."""
 
     weight_table: ClassVar[WeightTable]
@@ -35,6 +35,13 @@ class CausalLM(nn.Module):
 
         Writes the keys and values of the T tokens to the caches of the attention layers.
         """
+
+    def build_head(self, embedding: VocabParallelEmbedding, tied: bool, options: BuildOptions) -> None:
+        """Set ``lm_head``: the token embedding itself when tied, else a matrix of its size."""
+        self.tied = tied
+        self.lm_head = (
+            embedding if tied else VocabParallelEmbedding(embedding.vocab_size, embedding.in_features, options)
+        )
 
     def compute_logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Logits, float32 [R, V], of the rows of ``hidden_RD``: pass only rows that are sampled or scored."""

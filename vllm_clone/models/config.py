@@ -85,6 +85,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     norm_offset: float = 0.0
+    embed_scale: float = 1.0
     scale: float = 0.0
     """Factor on q·k."""
     score_cap: float = 0.0

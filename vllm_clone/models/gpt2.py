@@ -146,12 +146,7 @@ class GPT2LMHeadModel(CausalLM):
         super().__init__(hf_config, options)
         config = read_config(hf_config)
         self.transformer = GPT2Model(config, options)
-        self.tied = config.tied
-        self.lm_head = (
-            self.transformer.wte
-            if config.tied
-            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
-        )
+        self.build_head(self.transformer.wte, config.tied, options)
 
     def forward(self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         return self.transformer(input_ids_T, positions_T, ctx)

@@ -75,7 +75,13 @@ class _FastStream(DecodeStream):
         self._backend = backend
         self._skip = skip_special_tokens
         context = [i for i in prompt_ids[-CONTEXT_TOKENS:] if i < 2**32]
-        self._stream = decoders.DecodeStream(ids=context, skip_special_tokens=skip_special_tokens)
+        # The library takes a context that ends within a character for new text; those ids are stepped over instead.
+        whole = len(context)
+        while whole and backend.decode(context[:whole], skip_special_tokens=skip_special_tokens).endswith("\ufffd"):
+            whole -= 1
+        self._stream = decoders.DecodeStream(ids=context[:whole], skip_special_tokens=skip_special_tokens)
+        for token_id in context[whole:]:
+            self.step(token_id)
 
     def step(self, token_id: int) -> str | None:
         if not 0 <= token_id < 2**32:

@@ -103,7 +103,9 @@ class FlagParser(argparse.ArgumentParser):
 class _ListAction(argparse.Action):
     """Words, or one JSON list."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
         if len(values) == 1 and values[0].startswith("["):
             try:
                 values = json.loads(values[0])

@@ -85,4 +85,3 @@ class Worker:
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
         return self.runner.execute(step)
-

@@ -153,8 +153,8 @@ class Scheduler:
                 if victim is request:
                     break
                 blocks = grow(request, count)
-            if blocks is None:
-                break
+            if blocks is None:  # it was the victim itself; the next one has moved to its place
+                continue
             scheduled[request.request_id] = count
             rows[request.request_id] = blocks
             budget -= count

@@ -71,7 +71,9 @@ def fused_add_rms_norm(
 ) -> None:
     dim = weight_D.shape[0]
     _require(x_TD.shape == residual_TD.shape and x_TD.shape[-1] == dim, "fused_add_rms_norm: shapes must agree")
-    _require(x_TD.is_contiguous() and residual_TD.is_contiguous(), "fused_add_rms_norm: works in place on contiguous rows")
+    _require(
+        x_TD.is_contiguous() and residual_TD.is_contiguous(), "fused_add_rms_norm: works in place on contiguous rows"
+    )
     x = x_TD.data_ptr()
     _C.rms_norm(
         _DTYPES[x_TD.dtype], x, x, residual_TD.data_ptr(), weight_D.data_ptr(), x_TD.numel() // dim, dim, dim, eps,
@@ -97,7 +99,9 @@ def rotary_embedding_(
     is_neox: bool,
 ) -> None:
     rotary_dim = cos_sin_PR.shape[1]
-    _require(positions_T.dtype == torch.int64 and cos_sin_PR.dtype == torch.float32, "rotary: int64 and float32 expected")
+    _require(
+        positions_T.dtype == torch.int64 and cos_sin_PR.dtype == torch.float32, "rotary: int64 and float32 expected"
+    )
     _require(rotary_dim <= head_size and cos_sin_PR.is_contiguous(), "rotary: the table is wider than a head")
     for x in (q_T_HD, k_T_KD):
         heads = math.prod(x.shape[1:]) // head_size
@@ -132,10 +136,14 @@ def reshape_and_cache(
     k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
 ) -> None:
     tokens, heads, size = k_TKD.shape
-    _require(kv_cache.is_contiguous() and kv_cache.shape[2] == heads and kv_cache.shape[4] == size, "cache: wrong shape")
+    _require(
+        kv_cache.is_contiguous() and kv_cache.shape[2] == heads and kv_cache.shape[4] == size, "cache: wrong shape"
+    )
     _require(k_TKD.dtype == v_TKD.dtype == kv_cache.dtype, "cache: keys, values and cache must share a dtype")
     _require(k_TKD.stride()[1:] == v_TKD.stride()[1:] == (size, 1), "cache: heads must be contiguous")
-    _require(slot_mapping_T.dtype == torch.int64 and slot_mapping_T.shape[0] == tokens, "cache: one int64 slot per token")
+    _require(
+        slot_mapping_T.dtype == torch.int64 and slot_mapping_T.shape[0] == tokens, "cache: one int64 slot per token"
+    )
     _C.write_cache(
         _DTYPES[kv_cache.dtype], kv_cache.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr(), slot_mapping_T.data_ptr(),
         tokens, k_TKD.stride(0), v_TKD.stride(0), heads, size, kv_cache.shape[3],
@@ -159,7 +167,9 @@ def paged_attention(
     _require(cache_size == size <= MAX_HEAD_SIZE and heads % kv_heads == 0, "attention: heads and cache disagree")
     _require(q_THD.dtype == kv_cache.dtype == out_THD.dtype, "attention: query, cache and output must share a dtype")
     _require(q_THD.stride()[1:] == (size, 1) and out_THD.is_contiguous(), "attention: heads must be contiguous")
-    _require(kv_cache.is_contiguous() and block_table_RB.stride(1) == 1, "attention: cache and table must be contiguous")
+    _require(
+        kv_cache.is_contiguous() and block_table_RB.stride(1) == 1, "attention: cache and table must be contiguous"
+    )
     for index in (block_table_RB, query_start_loc_R1, seq_lens_R):
         _require(index.dtype == torch.int32, "attention: indices are int32")
     _C.attention(

@@ -1,0 +1,50 @@
+"""The ASGI application: routes, layers, errors."""
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.middleware.cors import CORSMiddleware
+
+from vllm_clone import envs
+from vllm_clone.config import FrontendConfig, VllmConfig
+from vllm_clone.engine.async_llm import AsyncLLM
+from vllm_clone.entrypoints.openai.routes import openai_routes
+from vllm_clone.entrypoints.openai.serving import Serving
+from vllm_clone.entrypoints.serve import errors
+from vllm_clone.entrypoints.serve.middleware import Authentication, RequestIdHeader, RequestMetrics
+from vllm_clone.entrypoints.serve.routes import Load, service_routes, token_routes
+from vllm_clone.errors import EngineDeadError, RequestError
+from vllm_clone.metrics.prometheus import HTTPMetrics
+
+
+def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, registry: CollectorRegistry) -> FastAPI:
+    """The application over an engine. ``registry`` is what /metrics shows.
+
+    Raises:
+        ConfigError: the chat template cannot be read.
+    """
+    serving, load = Serving(engine, config, frontend), Load()
+    docs = {} if not frontend.disable_fastapi_docs else {"openapi_url": None, "docs_url": None, "redoc_url": None}
+    app = FastAPI(root_path=frontend.root_path or "", **docs)
+    app.include_router(openai_routes(serving, load))
+    app.include_router(service_routes(serving, load, registry))
+    app.include_router(token_routes(serving))
+    app.add_exception_handler(RequestError, errors.on_request_error)
+    app.add_exception_handler(EngineDeadError, errors.on_request_error)
+    app.add_exception_handler(errors.ContentTypeError, errors.on_content_type_error)
+    app.add_exception_handler(RequestValidationError, errors.on_validation_error)
+    app.add_exception_handler(Exception, errors.on_request_error)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=frontend.allowed_origins,
+        allow_credentials=frontend.allow_credentials,
+        allow_methods=frontend.allowed_methods,
+        allow_headers=frontend.allowed_headers,
+    )
+    app.add_middleware(RequestMetrics, metrics=HTTPMetrics(registry))
+    keys = [*(frontend.api_key or []), *filter(None, [envs.VLLM_API_KEY])]
+    if keys:
+        app.add_middleware(Authentication, keys=keys)
+    if frontend.enable_request_id_headers:
+        app.add_middleware(RequestIdHeader)
+    return app

@@ -1,0 +1,94 @@
+"""ASGI layers around every route: keys, request ids, metrics. Plain ASGI, so that streams pass untouched."""
+
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vllm_clone.metrics.prometheus import HTTPMetrics
+
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+UNCOUNTED = frozenset(["/metrics", "/health", "/load", "/ping", "/version", "/server_info"])
+
+
+class Authentication:
+    """401 for guarded paths without one of the keys; compared in constant time, before routing."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._is_guarded(scope):
+            scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+            token = given.strip().encode()
+            # Every key is compared whatever the others say, so that timing tells nothing.
+            valid = [hmac.compare_digest(token, key) for key in self._keys]
+            if scheme.lower() != "bearer" or not any(valid):
+                await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def _is_guarded(scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return path.startswith(GUARDED)
+
+
+class RequestIdHeader:
+    """Every answer carries the request's X-Request-Id, or one of ours."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = Headers(scope=scope).get("x-request-id") or secrets.token_hex(16)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class RequestMetrics:
+    """Feeds the http_* series."""
+
+    def __init__(self, app: ASGIApp, metrics: HTTPMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].rstrip("/") in UNCOUNTED or scope["path"].startswith("/metrics"):
+            await self._app(scope, receive, send)
+            return
+        begun, status, size = time.perf_counter(), 500, 0
+
+        async def watch(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                size = int(Headers(raw=message["headers"]).get("content-length", 0))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            route = scope.get("route")
+            length = Headers(scope=scope).get("content-length", "0")
+            self._metrics.record(
+                getattr(route, "path", "none"),
+                scope["method"],
+                status,
+                int(length) if length.isdecimal() else 0,
+                size,
+                time.perf_counter() - begun,
+            )

@@ -1,0 +1,123 @@
+"""Routes that are not generation: health, version, metrics, models, tokens."""
+
+import secrets
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from vllm_clone.entrypoints.openai.answers import to_json
+from vllm_clone.entrypoints.openai.requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from vllm_clone.entrypoints.openai.serving import Serving, now
+from vllm_clone.entrypoints.serve.errors import ContentTypeError
+from vllm_clone.errors import EngineDeadError
+from vllm_clone.version import VLLM_INTERFACE_VERSION
+
+
+async def require_json(request: Request) -> None:
+    """Bodies must be declared as application/json."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ContentTypeError
+
+
+class Load:
+    """Generation requests in flight, for /load."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def service_routes(serving: Serving, load: Load, registry: CollectorRegistry) -> APIRouter:
+    """Health, version and what operators read."""
+    router = APIRouter()
+
+    async def health() -> Response:
+        try:
+            await serving.engine.check_health()
+        except EngineDeadError:
+            return Response(status_code=503)
+        return Response(status_code=200)
+
+    router.add_api_route("/health", health, methods=["GET"])
+    router.add_api_route("/ping", health, methods=["GET", "POST"])
+
+    @router.get("/version")
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": VLLM_INTERFACE_VERSION})
+
+    @router.get("/load")
+    async def server_load() -> JSONResponse:
+        return JSONResponse({"server_load": load.count})
+
+    @router.get("/kv_event_sources")
+    async def kv_event_sources() -> JSONResponse:
+        return JSONResponse({})
+
+    @router.api_route("/metrics", methods=["GET", "HEAD"])
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @router.get("/v1/models")
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [_card(serving, name) for name in serving.model_names]})
+
+    return router
+
+
+def _card(serving: Serving, name: str) -> dict[str, Any]:
+    created = now()
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": serving.config.model_config.model,
+        "parent": None,
+        "max_model_len": serving.max_model_len,
+        "permission": [
+            {
+                "id": "modelperm-" + secrets.token_hex(8),
+                "object": "model_permission",
+                "created": created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }
+
+
+def token_routes(serving: Serving) -> APIRouter:
+    """/tokenize and /detokenize, and /tokenizer_info when it is switched on."""
+    router = APIRouter()
+
+    @router.post("/tokenize", dependencies=[Depends(require_json)])
+    async def tokenize(body: TokenizeRequest) -> Response:
+        serving.check_model(body.model)
+        text = await serving.render(body) if isinstance(body, TokenizeChatRequest) else body.prompt
+        tokenizer = serving.tokenizer
+        ids = tokenizer.encode(text, body.add_special_tokens)
+        strings = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": serving.max_model_len, "tokens": ids, "token_strs": strings}
+        return Response(to_json(answer), media_type="application/json")
+
+    @router.post("/detokenize", dependencies=[Depends(require_json)])
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        serving.check_model(body.model)
+        text = serving.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return Response(to_json({"prompt": text}), media_type="application/json")
+
+    if serving.frontend.enable_tokenizer_info_endpoint:
+
+        @router.get("/tokenizer_info")
+        async def tokenizer_info() -> JSONResponse:
+            return JSONResponse(serving.tokenizer.init_settings())
+
+    return router
