@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.requests} requests, prompt {args.prompt_len}, {len(scheduler.kv.groups)} KV group(s)")
     print(f"add:            {1e6 * (added - started) / args.requests:8.1f} us per request")
     print(f"prefill steps:  {1e6 * (admitted - added) / args.requests:8.1f} us per request")
-    print(f"decode step:    {median:8.3f} ms median, {tail:.3f} ms p99, {1e3 * median / args.requests:.2f} us per request")
+    per_request = 1e3 * median / args.requests
+    print(f"decode step:    {median:8.3f} ms median, {tail:.3f} ms p99, {per_request:.2f} us per request")
     print(f"  schedule      {statistics.median(h[0] for h in halves):8.3f} ms")
     print(f"  update        {statistics.median(h[1] for h in halves):8.3f} ms")
 

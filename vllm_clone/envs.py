@@ -1,67 +1,136 @@
 """The only module that reads the environment. Each attribute is read when it is used.
 
-``VARIABLES`` maps a name to its parser and its meaning; unknown ``VLLM_*`` names are reported at start.
+``VARIABLES`` says what each name means; unknown ``VLLM_*`` names are reported at start. An empty variable counts as
+unset.
 """
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 
 
-def _int(name: str, default: int) -> Callable[[], int]:
-    return lambda: int(os.environ.get(name) or default)
+class Variable(NamedTuple):
+    """What an environment variable means."""
+
+    parse: Callable[[str], Any]
+    """Text → value; raises ValueError with the rule that the text breaks."""
+    default: Any
+    help: str
 
 
-def _float(name: str, default: float) -> Callable[[], float]:
-    return lambda: float(os.environ.get(name) or default)
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("must be a whole number, at least 0")
+    return int(text)
 
 
-def _str(name: str, default: str | None) -> Callable[[], str | None]:
-    return lambda: os.environ.get(name, default)
+def _seconds(text: str) -> float:
+    """Also used for sizes: a finite number, at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("must be a number, at least 0")
+    return value
 
 
-def _bool(name: str, default: bool = False) -> Callable[[], bool]:
-    return lambda: os.environ.get(name, str(default)).strip().lower() in ("1", "true", "yes", "on")
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("must be a number of seconds") from None
+    return value if 0 < value < float("inf") else 10.0
 
 
-VARIABLES: dict[str, tuple[Callable[[], Any], str]] = {
-    "VLLM_API_KEY": (_str("VLLM_API_KEY", None), "API key that clients must send, next to --api-key."),
-    "VLLM_LOGGING_LEVEL": (_str("VLLM_LOGGING_LEVEL", "INFO"), "Level of the vllm loggers."),
-    "VLLM_LOGGING_PREFIX": (_str("VLLM_LOGGING_PREFIX", ""), "Text in front of every log line."),
-    "VLLM_LOGGING_STREAM": (_str("VLLM_LOGGING_STREAM", "ext://sys.stdout"), "Where log lines go."),
-    "VLLM_LOG_STATS_INTERVAL": (_float("VLLM_LOG_STATS_INTERVAL", 10.0), "Seconds between statistics lines."),
-    "VLLM_DISABLE_LOG_LOGO": (_bool("VLLM_DISABLE_LOG_LOGO"), "One plain line instead of the banner."),
-    "VLLM_MAX_N_SEQUENCES": (_int("VLLM_MAX_N_SEQUENCES", 16384), "Largest accepted n."),
-    "VLLM_MAX_STOP_STRINGS": (_int("VLLM_MAX_STOP_STRINGS", 4), "Most stop strings in one HTTP request."),
-    "VLLM_MAX_NUM_BAD_WORDS": (_int("VLLM_MAX_NUM_BAD_WORDS", 128), "Most token sequences bad_words may give."),
-    "VLLM_MAX_COMPLETION_PROMPTS": (_int("VLLM_MAX_COMPLETION_PROMPTS", 1024), "Most prompts in one completion."),
-    "VLLM_SERVER_DEV_MODE": (_bool("VLLM_SERVER_DEV_MODE"), "Serve the development endpoints."),
-    "VLLM_CPU_KVCACHE_SPACE": (_float("VLLM_CPU_KVCACHE_SPACE", 0.0), "KV cache size on CPU in GiB; 0 = automatic."),
-    "VLLM_CPU_ISA": (
-        _str("VLLM_CPU_ISA", None),
-        "Force the CPU kernels' level: avx512_bf16, avx512, avx2 or portable.",
+def _switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in TRUE + FALSE:
+        raise ValueError("must be 1 or 0")
+    return word in TRUE
+
+
+def _hub_switch(text: str) -> bool:
+    """As the hub's own library reads it: what is not true is false."""
+    return text.strip().lower() in TRUE
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        found = next((c for c in choices if c.lower() == text.strip().lower()), None)
+        if found is None:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return found
+
+    return parse
+
+
+VARIABLES: dict[str, Variable] = {
+    "VLLM_API_KEY": Variable(str, None, "API key that clients must send when there is no --api-key."),
+    "VLLM_CONFIGURE_LOGGING": Variable(_switch, True, "0 leaves the logging module as it is."),
+    "VLLM_LOGGING_LEVEL": Variable(_one_of(*LOG_LEVELS), "INFO", "Level of the vllm loggers."),
+    "VLLM_LOGGING_PREFIX": Variable(str, "", "Text in front of every log line."),
+    "VLLM_LOGGING_STREAM": Variable(
+        _one_of("ext://sys.stdout", "ext://sys.stderr"), "ext://sys.stdout", "Where log lines go."
     ),
-    "VLLM_CPU_THREADS": (_int("VLLM_CPU_THREADS", 0), "Threads of the CPU kernels; 0 = all cores of this process."),
-    "VLLM_ENGINE_HEALTH_TIMEOUT": (
-        _float("VLLM_ENGINE_HEALTH_TIMEOUT", 30.0),
-        "Seconds without a turn of the engine loop until /health says 503.",
+    "VLLM_LOGGING_CONFIG_PATH": Variable(str, None, "JSON file for logging.config.dictConfig, instead of our own."),
+    "VLLM_LOGGING_COLOR": Variable(_one_of("auto", "1", "0"), "auto", "Colours in logs; auto: on a terminal."),
+    "VLLM_LOG_STATS_INTERVAL": Variable(_interval, 10.0, "Seconds between statistics lines."),
+    "VLLM_DISABLE_LOG_LOGO": Variable(_switch, False, "One plain line instead of the banner."),
+    "VLLM_MAX_N_SEQUENCES": Variable(_whole, 16384, "Largest accepted n."),
+    "VLLM_MAX_STOP_STRINGS": Variable(_whole, 4, "Most stop strings in one HTTP request."),
+    "VLLM_MAX_NUM_BAD_WORDS": Variable(_whole, 128, "Most token sequences bad_words may give."),
+    "VLLM_MAX_COMPLETION_PROMPTS": Variable(_whole, 1024, "Most prompts in one completion."),
+    "VLLM_CPU_KVCACHE_SPACE": Variable(_seconds, 0.0, "KV cache size on CPU in GiB; 0 = automatic."),
+    "VLLM_CPU_ISA": Variable(
+        _one_of("avx512_bf16", "avx512", "avx2", "portable"), None, "Force the level of the CPU kernels."
     ),
-    "VLLM_ENGINE_READY_TIMEOUT_S": (_float("VLLM_ENGINE_READY_TIMEOUT_S", 600.0), "Longest engine start in seconds."),
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": (_bool("VLLM_ALLOW_LONG_MAX_MODEL_LEN"), "Allow lengths above the model's."),
-    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": (_bool("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"), "Answer 503 after engine death."),
-    "HF_HUB_OFFLINE": (_bool("HF_HUB_OFFLINE"), "Never touch the network for model files."),
-    "TRANSFORMERS_OFFLINE": (_bool("TRANSFORMERS_OFFLINE"), "Same as HF_HUB_OFFLINE."),
-    "OPENAI_API_KEY": (_str("OPENAI_API_KEY", None), "API key that the client commands send."),
-    "PYTHONHASHSEED": (_str("PYTHONHASHSEED", None), "Seeds the root of the block hash chain when set."),
-    "NO_COLOR": (_str("NO_COLOR", None), "No colour in logs when set."),
+    "VLLM_CPU_THREADS": Variable(_whole, 0, "Threads of the CPU kernels; 0 = all cores of this process."),
+    "VLLM_ENGINE_HEALTH_TIMEOUT": Variable(
+        _seconds, 30.0, "Seconds without a turn of the engine loop until /health says 503."
+    ),
+    "VLLM_ENGINE_READY_TIMEOUT_S": Variable(_seconds, 600.0, "Longest engine start in seconds."),
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": Variable(_switch, False, "Allow lengths above the model's."),
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": Variable(_switch, False, "Answer 503 after engine death."),
+    "HF_HUB_OFFLINE": Variable(_hub_switch, False, "Never touch the network for model files."),
+    "TRANSFORMERS_OFFLINE": Variable(_hub_switch, False, "Same as HF_HUB_OFFLINE."),
+    "OPENAI_API_KEY": Variable(str, None, "API key that the client commands send."),
+    "PYTHONHASHSEED": Variable(str, None, "Seeds the root of the block hash chain when set."),
+    "NO_COLOR": Variable(str, None, "No colours in logs when set."),
+    "FORCE_COLOR": Variable(str, None, "Colours in logs even when they go to no terminal."),
 }
 
 
 def __getattr__(name: str) -> Any:
+    """The value of a variable.
+
+    Raises:
+        ValueError: its text is no such value; the message names variable, text and rule.
+    """
+    variable = VARIABLES.get(name)
+    if variable is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = os.environ.get(name)
+    if not text:
+        return variable.default
     try:
-        return VARIABLES[name][0]()
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        return variable.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text}: {error}; correct it or unset it.") from error
+
+
+def problems() -> list[str]:
+    """One line for each variable whose text is not a value it can have."""
+    found = []
+    for name in VARIABLES:
+        try:
+            __getattr__(name)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def names_set() -> list[str]:

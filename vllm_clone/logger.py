@@ -1,5 +1,6 @@
 """Loggers in vLLM's line format: ``(<Process> pid=<pid>) <LEVEL> <MM-DD HH:MM:SS> [<file>:<line>] <message>``."""
 
+import json
 import logging
 import logging.config
 import os
@@ -40,16 +41,31 @@ class _Formatter(logging.Formatter):
 
 
 @lru_cache(maxsize=1)
-def _configure() -> logging.Logger:
-    name = envs.VLLM_LOGGING_STREAM.removeprefix("ext://sys.")
-    stream = sys.stderr if name == "stderr" else sys.stdout
+def _configure() -> None:
+    """Set up the package's logger once: our own way, from a file, or not at all."""
+    if not envs.VLLM_CONFIGURE_LOGGING:
+        return
+    path = envs.VLLM_LOGGING_CONFIG_PATH
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                logging.config.dictConfig(json.load(file))
+        except (OSError, ValueError) as error:
+            raise OSError(f"VLLM_LOGGING_CONFIG_PATH={path}: {error}") from error
+        return
+    stream = sys.stderr if envs.VLLM_LOGGING_STREAM == "ext://sys.stderr" else sys.stdout
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Formatter(stream.isatty() and not envs.NO_COLOR))
+    handler.setFormatter(_Formatter(_colour_wanted(stream.isatty())))
     root = logging.getLogger(_ROOT)
     root.addHandler(handler)
-    root.setLevel(envs.VLLM_LOGGING_LEVEL.upper())
+    root.setLevel(envs.VLLM_LOGGING_LEVEL)
     root.propagate = False
-    return root
+
+
+def _colour_wanted(terminal: bool) -> bool:
+    if envs.VLLM_LOGGING_COLOR != "auto":
+        return bool(envs.VLLM_LOGGING_COLOR == "1")
+    return envs.NO_COLOR is None and (terminal or envs.FORCE_COLOR is not None)
 
 
 def init_logger(name: str) -> logging.Logger:

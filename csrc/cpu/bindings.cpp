@@ -10,14 +10,17 @@
 
 namespace nb = nanobind;
 
-#define DECLARE(name) extern const KernelTable kernel_table_##name
-DECLARE(portable);
+#define DECLARE(name)            \
+  namespace isa_##name {         \
+  extern const KernelTable table; \
+  }
+DECLARE(portable)
 #ifdef HAVE_avx2
-DECLARE(avx2);
+DECLARE(avx2)
 #endif
 #ifdef HAVE_avx512
-DECLARE(avx512);
-DECLARE(avx512_bf16);
+DECLARE(avx512)
+DECLARE(avx512_bf16)
 #endif
 
 namespace {
@@ -32,18 +35,18 @@ struct Level {
 const std::vector<Level>& levels() {
   static const std::vector<Level> all = {
 #ifdef HAVE_avx512
-      {"avx512_bf16", &kernel_table_avx512_bf16,
+      {"avx512_bf16", &isa_avx512_bf16::table,
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16") &&
            __builtin_cpu_supports("avx512vnni")},
-      {"avx512", &kernel_table_avx512,
+      {"avx512", &isa_avx512::table,
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl")},
 #endif
 #ifdef HAVE_avx2
-      {"avx2", &kernel_table_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+      {"avx2", &isa_avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
 #endif
-      {"portable", &kernel_table_portable, true},
+      {"portable", &isa_portable::table, true},
   };
   return all;
 }
@@ -132,6 +135,20 @@ NB_MODULE(_C, m) {
         table().attention({DType(dtype), at<void>(out), at<void>(query), at<void>(cache), at<int32_t>(block_table),
                            at<int32_t>(query_start), at<int32_t>(seq_lens), num_requests, table_stride, query_stride,
                            num_heads, num_kv_heads, head_size, block_size, sliding_window, scale, softcap});
+      },
+      Release());
+  m.def(
+      "pack_linear",
+      [](int dtype, uintptr_t packed, uintptr_t weight, int64_t n, int64_t k) {
+        table().pack_linear(DType(dtype), at<void>(packed), at<void>(weight), n, k);
+      },
+      Release());
+  m.def(
+      "linear",
+      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias, int64_t rows, int64_t n, int64_t k,
+         int64_t x_stride, int64_t out_stride) {
+        table().linear(DType(dtype), at<void>(out), at<void>(x), at<void>(packed), at<void>(bias), rows, n, k,
+                       x_stride, out_stride);
       },
       Release());
   m.def(

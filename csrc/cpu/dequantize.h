@@ -6,7 +6,7 @@
 
 #include "simd.h"
 
-namespace gguf {
+namespace KERNELS::gguf {
 
 inline float half(const uint8_t* p) {
   simd::fp16 x;
@@ -124,4 +124,4 @@ inline const Format* find(int type) {
   return nullptr;
 }
 
-}  // namespace gguf
+}  // namespace KERNELS::gguf

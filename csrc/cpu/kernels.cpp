@@ -1,4 +1,5 @@
-// Every kernel, written once over simd.h and compiled once per instruction set (ISA_NAME).
+// Every kernel, written once over simd.h and compiled once per instruction set. KERNELS is a namespace of that
+// instruction set's own: the linker must never take one set's inline function for another's.
 #include "kernels.h"
 
 #include <algorithm>
@@ -7,13 +8,11 @@
 #include <vector>
 
 #include "dequantize.h"
+#include "linear.h"
 #include "simd.h"
 #include "thread_pool.h"
 
-#define CONCAT_(a, b) a##b
-#define CONCAT(a, b) CONCAT_(a, b)
-
-namespace CONCAT(isa_, ISA_NAME) {
+namespace KERNELS {
 
 using namespace simd;
 
@@ -472,6 +471,46 @@ void attention(const AttentionArgs& args) {
   });
 }
 
+// ---- linear layers -----------------------------------------------------------------------------
+
+void pack_linear(DType dtype, void* packed, const void* weight, int64_t n, int64_t k) {
+  parallel_for(linear::tiles(n), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      if (dtype == DType::f32) {
+        linear::pack(static_cast<const float*>(weight), static_cast<float*>(packed), n, k, t);
+      } else {
+        linear::pack(static_cast<const bf16*>(weight), static_cast<bf16*>(packed), n, k, t);
+      }
+    }
+  });
+}
+
+template <typename T>
+void run_linear(const linear::Args<T>& args) {
+  // One tile's weights stay in the second-level cache while all rows pass; with few tiles, split the rows too.
+  const int64_t tiles = linear::tiles(args.n), threads = num_threads();
+  const int64_t row_parts = tiles >= 4 * threads ? 1 : std::min<int64_t>(threads, std::max<int64_t>(args.rows / 24, 1));
+  const int64_t rows_each = (args.rows + row_parts - 1) / row_parts;
+  const int64_t inline_below = args.rows * args.n * args.k < 16384 ? tiles * row_parts : 1;
+  parallel_for(tiles * row_parts, inline_below, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / tiles * rows_each;
+      linear::run_tile(args, i % tiles, row, std::min(rows_each, args.rows - row));
+    }
+  });
+}
+
+void linear_product(DType dtype, void* out, const void* x, const void* packed, const void* bias, int64_t rows,
+                    int64_t n, int64_t k, int64_t x_stride, int64_t out_stride) {
+  if (dtype == DType::f32) {
+    run_linear<float>({static_cast<float*>(out), static_cast<const float*>(x), static_cast<const float*>(packed),
+                       static_cast<const float*>(bias), rows, n, k, x_stride, out_stride});
+  } else {
+    run_linear<bf16>({static_cast<bf16*>(out), static_cast<const bf16*>(x), static_cast<const bf16*>(packed),
+                      static_cast<const bf16*>(bias), rows, n, k, x_stride, out_stride});
+  }
+}
+
 // ---- GGUF storage types ------------------------------------------------------------------------
 
 bool dequantize(DType dtype, void* out, const void* data, int ggml_type, int64_t count) {
@@ -484,18 +523,19 @@ bool dequantize(DType dtype, void* out, const void* data, int ggml_type, int64_t
       for (int64_t b = begin; b < end; ++b) {
         format->expand(static_cast<const uint8_t*>(data) + b * format->bytes, block);
         T* to = static_cast<T*>(out) + b * format->elements;
-        for (int i = 0; i < format->elements; ++i) to[i] = from_float<T>(block[i]);
+        int i = 0;
+        for (; i + kLanes <= format->elements; i += kLanes) store(to + i, load(block + i));
+        for (; i < format->elements; ++i) to[i] = from_float<T>(block[i]);
       }
     });
   });
   return true;
 }
 
-}  // namespace CONCAT(isa_, ISA_NAME)
-
-extern const KernelTable CONCAT(kernel_table_, ISA_NAME);
-const KernelTable CONCAT(kernel_table_, ISA_NAME) = {
-    CONCAT(isa_, ISA_NAME)::rms_norm,   CONCAT(isa_, ISA_NAME)::layer_norm,  CONCAT(isa_, ISA_NAME)::rotary,
-    CONCAT(isa_, ISA_NAME)::activation, CONCAT(isa_, ISA_NAME)::write_cache, CONCAT(isa_, ISA_NAME)::attention,
-    CONCAT(isa_, ISA_NAME)::dequantize,
+extern const KernelTable table;
+const KernelTable table = {
+    rms_norm,  layer_norm,  rotary,         activation, write_cache,
+    attention, pack_linear, linear_product, dequantize,
 };
+
+}  // namespace KERNELS

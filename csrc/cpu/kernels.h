@@ -31,6 +31,11 @@ struct KernelTable {
   void (*write_cache)(DType, void* cache, const void* key, const void* value, const int64_t* slots, int64_t tokens,
                       int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size);
   void (*attention)(const AttentionArgs&);
+  // Weights [n, k] -> packed, ceil(n / 32) * 32 * k elements. f32 and bf16 only.
+  void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
+  // out[rows, n] = x[rows, k] W^T (+ bias[n]).
+  void (*linear)(DType, void* out, const void* x, const void* packed, const void* bias, int64_t rows, int64_t n,
+                 int64_t k, int64_t x_stride, int64_t out_stride);
   // Expands count elements of a GGUF storage type; false when the type is not known here.
   bool (*dequantize)(DType, void* out, const void* data, int ggml_type, int64_t count);
 };

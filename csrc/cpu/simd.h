@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace simd {
+namespace KERNELS::simd {
 
 constexpr int kLanes = 16;
 using vf = float __attribute__((vector_size(64)));
@@ -161,4 +161,4 @@ inline vf tanh(vf x) {
   return 1.0f - 2.0f / (e + 1.0f);
 }
 
-}  // namespace simd
+}  // namespace KERNELS::simd

@@ -1,6 +1,7 @@
 """A scheduler with a model that is played: tokens are a function of (request, position), and every KV slot
 remembers which tokens it was written for, so that a wrong block shows at once."""
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -102,7 +103,8 @@ class FakeRunner:
             self.requests.pop(request_id, None)
         for new in step.new:
             assert new.req_id not in self.requests
-            self.requests[new.req_id] = new
+            tables = tuple(list(table) for table in new.block_ids)
+            self.requests[new.req_id] = dataclasses.replace(new, token_ids=list(new.token_ids), block_ids=tables)
         columns = step.running
         rows = zip(columns.req_ids, columns.new_block_ids, columns.num_computed_tokens, strict=True)
         for request_id, new_blocks, computed in rows:

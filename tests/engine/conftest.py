@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from tests.engine.fakes import FakeExecutor, byte_tokenizer, fake_config
 from vllm_clone.config import VllmConfig
@@ -19,15 +20,6 @@ from vllm_clone.engine.engine_process import EngineProcess
 FAKE_ENGINE = "tests.engine.fake_engine_main"
 
 
-def open_files() -> set[str]:
-    """What this process has open, by target; sockets and pipes without their numbers would look alike."""
-    return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
-
-
-def _exists(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No process, file, socket or directory outlives a test."""
@@ -35,6 +27,8 @@ def nothing_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sockets.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr("tempfile.tempdir", str(sockets))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(0))  # uvloop's first loop opens files for good
     files = len(os.listdir("/proc/self/fd"))
     yield
     assert not psutil.Process().children(recursive=True)
@@ -79,7 +73,8 @@ def run(main: Callable[[], Awaitable[None]], seconds: float = 30.0) -> None:
         async with asyncio.timeout(seconds):
             await main()
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
+        runner.run(bounded())
 
 
 @pytest.fixture

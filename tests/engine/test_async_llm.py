@@ -4,10 +4,23 @@ import asyncio
 import itertools
 import os
 
+import msgspec
 import pytest
 
 from tests.engine.conftest import Engine, in_child, in_process, run
-from tests.engine.fakes import CRASH, ENDS, HANG, expected_ids, expected_text, fake_config, with_scheduler
+from tests.engine.fakes import (
+    CRASH,
+    ENDS,
+    HANG,
+    FakeExecutor,
+    byte_tokenizer,
+    expected_ids,
+    expected_text,
+    fake_config,
+    with_scheduler,
+)
+from vllm_clone.engine.async_llm import AsyncLLM
+from vllm_clone.engine.core_client import ThreadClient
 from vllm_clone.engine.inputs import TokensPrompt
 from vllm_clone.errors import EngineDeadError, RequestError
 from vllm_clone.sampling_params import RequestOutputKind, SamplingParams
@@ -177,9 +190,10 @@ def test_a_slow_consumer_gets_everything_in_one_piece(engine_of: Engine) -> None
             stream = engine.generate("a", SamplingParams(max_tokens=500, logprobs=1, output_kind=DELTA), "slow")
             first = await anext(stream)
             await collect(engine, "b", SamplingParams(max_tokens=600, output_kind=FINAL), "quick")
-            second = await anext(stream)
-            assert second.finished
-            parts = [first.outputs[0], second.outputs[0]]
+            rest = [output async for output in stream]
+            assert len(rest) <= 1  # none when everything had come before the first look
+            parts = [output.outputs[0] for output in (first, *rest)]
+            assert parts[-1].finish_reason == "length"
             assert "".join(p.text for p in parts) == expected_text("a", 500)
             assert sum(len(p.logprobs) for p in parts) == 500
 
@@ -427,5 +441,63 @@ def test_statistics_add_up() -> None:
         assert all(f.finish_reason == "length" and f.queued_time >= 0 and f.decode_time > 0 for f in finished)
         assert [n for i in totals.iterations for n in i.request_n] == [2]
         assert [n for i in totals.iterations for n in i.request_max_generation_tokens] == [7]
+
+    run(main)
+
+
+def test_a_failing_stat_logger_harms_no_request() -> None:
+    class Broken:
+        def record(self, scheduler, iteration) -> None:
+            raise ZeroDivisionError
+
+        def record_rejection(self, reason: str) -> None: ...
+
+    async def main():
+        async with in_process(fake_config(), stat_loggers=[Broken()]) as engine:
+            for _ in range(2):
+                (output,) = await collect(engine, "a", SamplingParams(max_tokens=3, output_kind=FINAL))
+                assert output.outputs[0].text == "bcd"
+
+    run(main)
+
+
+def test_an_output_handler_that_fails_does_not_leave_requests_waiting(
+    engine_of: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main():
+        async with engine_of(fake_config()) as engine:
+            monkeypatch.setattr(engine.output_processor, "process", lambda *args: 1 / 0)
+            with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+                await collect(engine, "a", SamplingParams())
+            assert engine.errored
+            with pytest.raises(EngineDeadError):
+                await engine.check_health()
+
+    run(main)
+
+
+def test_an_unreadable_message_from_the_engine_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main():
+        async with in_child(fake_config(fake=PACED)) as engine:
+            task = asyncio.create_task(collect(engine, "a", SamplingParams(max_tokens=4000)))
+            while not engine.output_processor.num_requests:
+                await asyncio.sleep(0)
+            decoder = engine._client._process._decoder
+            garbled = msgspec.msgpack.Decoder(int)
+            engine._client._process._decoder = garbled
+            with pytest.raises(EngineDeadError, match="could not be taken in"):
+                await task
+            engine._client._process._decoder = decoder
+
+    run(main)
+
+
+def test_a_request_before_the_engine_is_ready_is_refused() -> None:
+    async def main():
+        config = fake_config()
+        engine = AsyncLLM(config, ThreadClient(config, FakeExecutor), byte_tokenizer())
+        with pytest.raises(RequestError, match="starting") as refused:
+            await collect(engine, "a", SamplingParams())
+        assert refused.value.kind == "overloaded"
 
     run(main)

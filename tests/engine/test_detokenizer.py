@@ -29,7 +29,7 @@ def test_characters_appear_when_their_last_byte_has_come() -> None:
 
 def test_the_prompt_completes_a_character_but_is_not_part_of_the_text() -> None:
     d = Detokenizer(TOKENIZER, list("hé".encode())[:-1], SamplingParams())
-    d.update(list("é".encode())[1:] + [ord("x")], False)
+    d.update([*"é".encode()[1:], ord("x")], False)
     assert d.text == "éx"
 
 
@@ -44,6 +44,17 @@ def test_special_tokens_show_only_when_asked_for(skip: bool, text: str) -> None:
     d = detokenizer(skip_special_tokens=skip)
     d.update([97, EOS, 98], False)
     assert d.text == text
+
+
+def test_the_space_between_added_tokens_is_the_callers_choice() -> None:
+    seen = []
+
+    class Recorder:
+        def new_decode_stream(self, *args):
+            seen.append(args)
+
+    Detokenizer(Recorder(), [1], SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=False))
+    assert seen == [([1], False, False)]
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "ab")])

@@ -115,13 +115,13 @@ def test_smollm2_weights_equal_those_that_transformers_dequantizes() -> None:
         prefix = f"model.layers.{layer}"
         qkv = torch.cat([expected[f"{prefix}.self_attn.{x}_proj.weight"] for x in "qkv"])
         gate_up = torch.cat([expected[f"{prefix}.mlp.{x}_proj.weight"] for x in ("gate", "up")])
-        assert torch.equal(block.self_attn.qkv_proj.weight, qkv)
-        assert torch.equal(block.mlp.gate_up_proj.weight, gate_up)
-        assert torch.equal(block.self_attn.o_proj.weight, expected[f"{prefix}.self_attn.o_proj.weight"])
-        assert torch.equal(block.mlp.down_proj.weight, expected[f"{prefix}.mlp.down_proj.weight"])
+        assert torch.equal(block.self_attn.qkv_proj.matrix(), qkv)
+        assert torch.equal(block.mlp.gate_up_proj.matrix(), gate_up)
+        assert torch.equal(block.self_attn.o_proj.matrix(), expected[f"{prefix}.self_attn.o_proj.weight"])
+        assert torch.equal(block.mlp.down_proj.matrix(), expected[f"{prefix}.mlp.down_proj.weight"])
         assert torch.equal(block.input_norm.weight, expected[f"{prefix}.input_layernorm.weight"])
         assert torch.equal(block.mlp_norm.weight, expected[f"{prefix}.post_attention_layernorm.weight"])
-    assert torch.equal(ours.model.embed_tokens.weight, expected["model.embed_tokens.weight"])
+    assert torch.equal(ours.model.embed_tokens.matrix(), expected["model.embed_tokens.weight"])
     assert torch.equal(ours.model.norm.weight, expected["model.norm.weight"])
 
 

@@ -79,3 +79,14 @@ def test_a_cpu_quota_cuts_the_cores(cgroup, quota, cores):
 def test_this_machine_answers():
     assert cpu.num_usable_cores() >= 1
     assert cpu.available_memory() > 0
+
+
+def test_all_memory_is_the_smallest_of_machine_and_limits(cgroup):
+    assert cpu.total_memory() == 99 * 1024
+    (cgroup / "memory.max").write_text("1000\n")
+    (cgroup / "memory.current").write_text("5\n")
+    assert cpu.total_memory() == 1000
+
+
+def test_this_process_occupies_memory():
+    assert 1 << 20 < cpu.resident_memory() < 64 * GIB

@@ -54,6 +54,13 @@ def test_top_p_counts_mass_after_min_p():
     assert kept_by(x, p=[0.55], min_prob=[0.7]) == [{0}]
 
 
+def test_ties_with_the_kth_weigh_nothing_whoever_shares_the_batch():
+    x = torch.tensor([[3.0, 2.0, 2.0, 2.0, 0.0]])
+    # Of e against 1, the first token holds 73 %; the tied tokens beyond k would lower its share.
+    assert kept_by(x, k=[2], p=[0.7]) == [{0}]
+    assert kept_by(x.expand(2, -1), k=[2, 4], p=[0.7, 1.0])[0] == {0}
+
+
 row_filters = st.tuples(
     st.sampled_from([0, 1, 2, 5, 40, 400, 5000]),
     st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.1, 0.01]),

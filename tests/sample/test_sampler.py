@@ -13,7 +13,7 @@ PROMPT = np.array([1, 2, 3])
 
 def make_batch(params, *, position=4, outputs=None):
     """A batch of rows that all have the same prompt, and outputs if given."""
-    rows = SamplingRows(len(params))
+    rows = SamplingRows(len(params), 97)
     for p in params:
         rows.add(p, p.seed if p.seed is not None else 0, PROMPT, list(outputs or []))
     return rows.select(None, np.full(len(params), position, np.int64))
@@ -91,7 +91,7 @@ def test_draws_follow_the_distribution(filters):
     )
     probs = row.masked_fill(torch.tensor([v not in kept for v in range(8)]), -math.inf).softmax(-1)
     params = [SamplingParams(temperature=1, seed=5, **filters)] * n
-    rows = SamplingRows(n)
+    rows = SamplingRows(n, 97)
     for p in params:
         rows.add(p, 5, PROMPT, [])
     drawn = Sampler()(row.expand(n, -1).clone(), rows.select(None, np.arange(n))).token_ids
@@ -107,7 +107,7 @@ def test_noise_covers_unlikely_tokens_fairly():
     row = torch.zeros(1, 20_001)
     row[0, 0] = math.log(20_000)
     n = 1_200
-    rows = SamplingRows(n)
+    rows = SamplingRows(n, 97)
     for i in range(n):
         rows.add(SamplingParams(temperature=1, seed=i), i, PROMPT, [])
     wins = 0
@@ -217,7 +217,7 @@ class TestLogprobs:
 
 class TestSamplingRows:
     def test_select_takes_rows_in_the_order_asked(self):
-        rows = SamplingRows(4)
+        rows = SamplingRows(4, 97)
         for t in (0.5, 0.0, 1.5, 2.0):
             rows.add(SamplingParams(temperature=t, logprobs=int(t * 2)), 1, PROMPT, [])
         batch = rows.select(np.array([3, 0]), np.array([9, 5]))
@@ -235,10 +235,10 @@ class TestSamplingRows:
             min_tokens=5,
             stop_set=[7],
             presence_penalty=1.0,
-            bad_words_token_ids=[[6]],
+            bad_words_token_ids=[[4, 6]],
             logprobs=1,
         )
-        rows, alone = SamplingRows(3), SamplingRows(1)
+        rows, alone = SamplingRows(3, 97), SamplingRows(1, 97)
         rows.add(SamplingParams(temperature=0, logprobs=3, min_tokens=2, stop_set=[1]), 0, PROMPT, [])
         rows.add(feature, 77, PROMPT, [4, 4])
         alone.add(feature, 77, PROMPT, [4, 4])
@@ -247,14 +247,24 @@ class TestSamplingRows:
         assert repr(rows.select(None, position)) == repr(alone.select(None, position))
 
     def test_an_emptied_batch_has_no_features_left(self):
-        rows = SamplingRows(2)
+        rows = SamplingRows(2, 97)
         rows.add(SamplingParams(temperature=1, top_k=3, logprobs=1), 0, PROMPT, [])
         rows.remove(0)
         rows.add(SamplingParams(temperature=0), 0, PROMPT, [])
         assert rows.select(None, np.array([0])) == SamplingBatch(1)
 
+    def test_ids_beyond_the_models_vocabulary_are_left_out(self):
+        rows = SamplingRows(1, 97)
+        params = SamplingParams(
+            temperature=0, min_tokens=5, stop_set=[3, 97], bad_words_token_ids=[[4], [200], [4, 99]]
+        )
+        rows.add(params, 0, PROMPT, [4])
+        batch = rows.select(None, np.array([2]))
+        assert [ids.tolist() for _, ids in batch.min_tokens] == [[3]]
+        assert [ids.tolist() for _, ids in batch.bad_words] == [[4]]
+
     def test_min_tokens_is_forgotten_once_reached(self):
-        rows, outputs = SamplingRows(1), []
+        rows, outputs = SamplingRows(1, 97), []
         rows.add(SamplingParams(temperature=0, min_tokens=1, stop_set=[0]), 0, PROMPT, outputs)
         assert rows.select(None, np.array([2])).min_tokens
         outputs.append(5)

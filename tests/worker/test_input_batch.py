@@ -25,7 +25,7 @@ def step(new_requests=(), running=(), counts=None, finished=()):
 
 @pytest.fixture
 def batch():
-    return InputBatch(4, [4], seed=0)
+    return InputBatch(4, 100, [4], seed=0)
 
 
 def test_a_mixed_step_lays_rows_out_in_batch_order(batch):
@@ -48,7 +48,7 @@ def test_a_decode_step_computes_each_rows_last_token(batch):
     batch.update(news)
     inputs = prepare(batch, news)
     assert inputs.sampling is None
-    assert inputs.rows == slice(2)
+    assert inputs.rows.tolist() == [0, 1]
     assert inputs.input_ids_T.tolist() == [50, 60]
     assert inputs.positions_T.tolist() == [3, 4]
     assert inputs.slot_mappings[0].tolist() == [15, 36]
@@ -82,7 +82,7 @@ def test_the_schedulers_lists_are_not_kept(batch):
 
 def test_memory_follows_use_not_the_limits():
     # A sequence of 10 million tokens and 1,000 rows would take 40 GB as one matrix of token ids.
-    large = InputBatch(1000, [16], seed=0)
+    large = InputBatch(1000, 100, [16], seed=0)
     large.update(step([new("a", [1, 2, 3], [1])]))
     assert large.block_tables[0]._ids.nbytes < 1 << 20
 

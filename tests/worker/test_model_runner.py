@@ -146,6 +146,19 @@ def test_finished_requests_leave_and_others_keep_their_state():
         check(sequence)
 
 
+def test_a_row_that_sat_out_may_leave_while_the_same_others_go_on():
+    d = Driver()
+    for req_id in "abc":
+        d.add(req_id, [ord(req_id) % VOCAB] * 5)
+    d.step()
+    d.step({"b": 1, "c": 1})
+    d.finish("a")
+    d.step({"b": 1, "c": 1})
+    d.step()
+    check(d.sequences["b"])
+    check(d.sequences["c"])
+
+
 def test_finished_ids_that_the_worker_never_saw_are_ignored():
     d = run({"a": [1]}, GREEDY, [None])
     d.finished = {"stranger"}

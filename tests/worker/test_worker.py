@@ -71,6 +71,13 @@ def test_the_flag_wins_over_the_environment(make_worker, monkeypatch):
     assert make_worker(2 * GIB, kv_cache_memory_bytes=1000).determine_available_memory() == 1000
 
 
+def test_a_given_share_counts_from_all_memory_less_what_the_process_occupies(make_worker, monkeypatch):
+    monkeypatch.setattr(cpu, "total_memory", lambda: 4 * GIB)
+    monkeypatch.setattr(cpu, "resident_memory", lambda: GIB // 2)
+    worker = make_worker(3 * GIB, gpu_memory_utilization=0.5, memory_share_given=True)
+    assert worker.determine_available_memory() == 4 * GIB * 0.5 - GIB // 2
+
+
 def test_a_size_beyond_the_memory_is_refused_with_both_numbers(make_worker, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
     with pytest.raises(ConfigError, match=r"VLLM_CPU_KVCACHE_SPACE asks for 8\.00 GiB .* only 2\.00 GiB"):

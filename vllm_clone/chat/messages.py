@@ -16,7 +16,7 @@ MEDIA_PARTS = frozenset(
 def normalise(
     messages: Sequence[dict[str, Any]], *, parts: bool, developer_is_system: bool, model: str
 ) -> list[dict[str, Any]]:
-    """Messages for a template.
+    """Messages for a template. Content that is missing or null is empty text: templates would print "None".
 
     Args:
         parts: give content as a list of parts; otherwise text parts are joined by newlines.
@@ -28,6 +28,9 @@ def normalise(
     """
     if not messages:
         raise RequestError("messages must not be empty.")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError("Each message must be an object with a string role.")
     return [_message(m, parts, developer_is_system, model) for m in messages]
 
 
@@ -36,20 +39,18 @@ def _message(message: dict[str, Any], parts: bool, developer_is_system: bool, mo
     out: dict[str, Any] = {"role": "system" if role == "developer" and developer_is_system else role}
     content = message.get("content")
     texts = _texts(content, model)
-    if parts:
-        out["content"] = [{"type": "text", "text": t} for t in texts]
-    elif content is None and role == "assistant":
-        out["content"] = None
-    else:
-        out["content"] = "\n".join(texts)
+    out["content"] = [{"type": "text", "text": t} for t in texts] if parts else "\n".join(texts)
     for key in ("name", "tool_call_id"):
         if message.get(key) is not None:
             out[key] = message[key]
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning is not None:
         out["reasoning"] = out["reasoning_content"] = reasoning
-    if message.get("tool_calls"):
-        out["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list | tuple):
+            raise RequestError("tool_calls must be a list.")
+        out["tool_calls"] = [_tool_call(call) for call in calls]
     return out
 
 
@@ -58,6 +59,8 @@ def _texts(content: Any, model: str) -> list[str]:
         return []
     if isinstance(content, str):
         return [content]
+    if not isinstance(content, list | tuple):
+        raise RequestError(f"A message's content must be text or a list of parts, not {type(content).__name__}.")
     return [_part_text(part, model) for part in content]
 
 
@@ -65,6 +68,8 @@ def _part_text(part: Any, model: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise RequestError('A content part must be an object with a "type".')
     if kind in MEDIA_PARTS:
         raise RequestError(f"{model} is not a multimodal model; a content part of type {kind!r} cannot be used.")
     if kind not in TEXT_PARTS:
@@ -76,13 +81,15 @@ def _part_text(part: Any, model: str) -> str:
     return text
 
 
-def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Any) -> dict[str, Any]:
     """Templates want arguments as an object, clients send JSON text."""
-    function = dict(call.get("function") or {})
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RequestError("A tool call must be an object with a function.")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    if arguments is None or isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments or "{}")
-        except ValueError as error:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"The arguments of a tool call are not JSON: {error}") from error
-    return {**call, "function": function}
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,6 +1,8 @@
 """ChatRenderer: messages → prompt text."""
 
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,10 +75,11 @@ class ChatRenderer:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true; set the latter false."
             )
-        source = chat_template or self.template_for(tools)
+        source = self._source(chat_template, tools)
         parts = self.content_format(source) == "openai"
         developer_is_system = "developer" not in source
         normal = normalise(messages, parts=parts, developer_is_system=developer_is_system, model=self._model)
+        end = _mark_end(normal[-1]) if continue_final_message else None
         extra = {k: v for k, v in (chat_template_kwargs or {}).items() if k not in PROTECTED}
         variables = {
             **self._tokenizer.special,
@@ -87,7 +90,13 @@ class ChatRenderer:
             "add_generation_prompt": add_generation_prompt,
         }
         text = render(source, variables)
-        return _cut_after(text, normal[-1]["content"]) if continue_final_message else text
+        return text if end is None else end.cut(text)
+
+    def _source(self, requested: str | None, tools: list[dict[str, Any]] | None) -> str:
+        """A request may bring a template, or name one of the model's."""
+        if requested is None:
+            return self.template_for(tools)
+        return self._template.get(requested, requested) if isinstance(self._template, dict) else requested
 
     def template_for(self, tools: list[dict[str, Any]] | None) -> str:
         """The template's source; a model with several has one named tool_use for requests with tools."""
@@ -106,13 +115,40 @@ class ChatRenderer:
         return "openai" if wants_content_parts(source or self.template_for(None)) else "string"
 
 
-def _cut_after(text: str, content: Any) -> str:
-    """The prompt up to the end of the last message's content, so that generation continues it."""
-    final = content[-1]["text"] if isinstance(content, list) and content else content
-    stripped = (final or "").strip()
-    at = text.rfind(stripped) if stripped else -1
-    if at < 0:
-        raise RequestError("continue_final_message: the last message's content does not appear in the rendered prompt.")
-    whole = (final or "").lstrip()
-    kept = whole if text.startswith(whole, at) else stripped
-    return text[:at] + kept
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a text that a template is about to render, and the mark that shows where it went."""
+
+    text: str
+    mark: str
+
+    def cut(self, rendered: str) -> str:
+        """What comes before the mark, without the space that the template trimmed from the text's end.
+
+        Raises:
+            RequestError: the template left the text out or changed it.
+        """
+        at = rendered.rfind(self.mark)
+        if at < 0 or self.text.strip() not in rendered:
+            raise RequestError(
+                "continue_final_message: the last message's content does not appear in the rendered prompt."
+            )
+        is_trimmed = not rendered.startswith(" ", at + len(self.mark))
+        return rendered[:at].rstrip() if is_trimmed else rendered[:at]
+
+
+def _mark_end(message: dict[str, Any]) -> _End:
+    """Put a mark at the end of a message's text, followed by a space to see whether the template trims.
+
+    Looking for the text itself would find it elsewhere, for example "end" in the token that ends the turn.
+    """
+    mark = f"<end-{secrets.token_hex(8)}>"
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = f"{content}{mark} "
+        return _End(content, mark)
+    if not content:
+        raise RequestError("continue_final_message: the last message has no text to continue.")
+    text = content[-1]["text"]
+    content[-1]["text"] = f"{text}{mark} "
+    return _End(text, mark)

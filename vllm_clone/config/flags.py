@@ -9,7 +9,10 @@ import re
 import types
 import typing
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, Literal
+
+import msgspec
 
 DECIMAL_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_SUFFIX = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -29,10 +32,10 @@ def human_int(text: str) -> int:
         if "." in number:
             raise ValueError(f"{text!r}: {suffix} is a power of 1024 and takes whole numbers; use {suffix.lower()}")
         return int(number) * BINARY_SUFFIX[suffix]
-    value = float(number) * DECIMAL_SUFFIX.get(suffix, 1)
+    value = Decimal(number) * DECIMAL_SUFFIX.get(suffix, 1)  # not float: 1.001k is 1001
     if value != int(value):
         raise ValueError(f"{text!r} is not a whole number")
-    return int(value) if "." in number else int(number) * DECIMAL_SUFFIX.get(suffix, 1)
+    return int(value)
 
 
 def int_or_auto(text: str) -> int:
@@ -44,9 +47,26 @@ HumanInt = Annotated[int, human_int]
 IntOrAuto = Annotated[int, int_or_auto]
 
 
-def flag(default: Any, help: str, *, aliases: tuple[str, ...] = (), one_way: bool = False, secret: bool = False) -> Any:
-    """A configuration field that is a flag. ``one_way`` booleans have no ``--no-`` form; secrets are never shown."""
-    metadata = {"help": help, "aliases": aliases, "one_way": one_way, "secret": secret}
+def flag(
+    default: Any,
+    help: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    one_way: bool = False,
+    nullable: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A configuration field that is a flag.
+
+    Args:
+        default: value when the flag is not given; None means "settled later", whatever the type.
+        help: one sentence, shown by ``--help``.
+        aliases: further names, such as ``-tp``.
+        one_way: a boolean without a ``--no-`` form.
+        nullable: ``""`` and ``None`` on the command line mean None.
+        secret: the value is never printed.
+    """
+    metadata = {"help": help, "aliases": aliases, "one_way": one_way, "nullable": nullable, "secret": secret}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -65,15 +85,17 @@ class FlagSpec:
 
     group: str
     field: str
+    type: Any
+    """The field's annotation."""
     kind: Literal["bool", "int", "float", "str", "json", "list"]
     parse: Any
     """Text → value, for the kinds that take one text."""
     default: Any
     help: str
     choices: tuple[Any, ...] | None
-    nullable: bool
     aliases: tuple[str, ...]
     one_way: bool
+    nullable: bool
     secret: bool
 
     @property
@@ -82,7 +104,15 @@ class FlagSpec:
 
     @property
     def type_name(self) -> str:
-        return {"json": "JSON", "list": "one or more words"}.get(self.kind, self.kind)
+        return {"json": "JSON", "list": "list"}.get(self.kind, self.kind)
+
+    def check(self, value: Any, *, from_text: bool = False) -> Any:
+        """The value as the field's type has it; pieces of text become numbers when ``from_text``.
+
+        Raises:
+            ValueError: it is of another type.
+        """
+        return msgspec.convert(value, self.type, strict=not from_text)
 
 
 def flags_of(config_class: type) -> list[FlagSpec]:
@@ -92,12 +122,10 @@ def flags_of(config_class: type) -> list[FlagSpec]:
 
 
 def _spec(group: str, field: "dataclasses.Field[Any]", hint: Any) -> FlagSpec:
-    nullable = False
+    whole = hint
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        members = [a for a in typing.get_args(hint) if a is not type(None)]
-        nullable = len(members) < len(typing.get_args(hint))
-        hint = members[0]
-    parse: Any = str
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    parse: Any = None
     if typing.get_origin(hint) is Annotated:
         hint, parse = typing.get_args(hint)
     choices = None
@@ -106,11 +134,6 @@ def _spec(group: str, field: "dataclasses.Field[Any]", hint: Any) -> FlagSpec:
         hint = type(choices[0])
     origin = typing.get_origin(hint) or hint
     kind: Any = {bool: "bool", int: "int", float: "float", str: "str", dict: "json", list: "list"}[origin]
-    if kind in ("int", "float") and parse is str:
-        parse = origin
-    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-    meta = field.metadata
-    return FlagSpec(
-        group, field.name, kind, parse, default, meta["help"], choices, nullable, meta["aliases"], meta["one_way"],
-        meta["secret"],
-    )  # fmt: skip
+    made = field.default_factory
+    default = field.default if made is dataclasses.MISSING else made()
+    return FlagSpec(group, field.name, whole, kind, parse or origin, default, choices=choices, **field.metadata)

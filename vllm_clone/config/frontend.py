@@ -12,16 +12,16 @@ UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trac
 class FrontendConfig:
     """The HTTP server."""
 
-    host: str | None = flag(None, "Address to listen on; all interfaces when not given.")
+    host: str | None = flag(None, "Address to listen on; all interfaces when not given.", nullable=True)
     port: int = flag(8000, "Port to listen on.")
-    uds: str | None = flag(None, "Unix socket to listen on instead of host and port.")
-    api_key: list[str] | None = flag(None, "Keys of which clients must send one.", secret=True)
+    uds: str | None = flag(None, "Unix socket to listen on instead of host and port.", nullable=True)
+    api_key: list[str] | None = flag(None, "Keys of which clients must send one.", nullable=True, secret=True)
     allowed_origins: list[str] = flag([], "Origins that browsers may call from.")
     allowed_methods: list[str] = flag(["*"], "Methods that browsers may use.")
     allowed_headers: list[str] = flag(["*"], "Headers that browsers may send.")
     allow_credentials: bool = flag(False, "Let browsers send credentials.")
-    root_path: str | None = flag(None, "Path prefix a proxy strips before it calls this server.")
-    chat_template: str | None = flag(None, "Chat template: a file, or the template itself on one line.")
+    root_path: str | None = flag(None, "Path prefix a proxy strips before it calls this server.", nullable=True)
+    chat_template: str | None = flag(None, "Chat template: a file, or the template itself on one line.", nullable=True)
     chat_template_content_format: Literal["auto", "string", "openai"] = flag(
         "auto", "Whether templates get message content as one string or as a list of parts."
     )
@@ -33,7 +33,7 @@ class FrontendConfig:
     enable_server_load_tracking: bool = flag(False, "Count requests in flight for /load.")
     enable_request_id_headers: bool = flag(False, "Add X-Request-Id to every response.")
     enable_tokenizer_info_endpoint: bool = flag(False, "Serve /tokenizer_info.")
-    max_log_len: int | None = flag(None, "Most characters or token ids of a prompt to log.")
+    max_log_len: int | None = flag(None, "Most characters or token ids of a prompt to log.", nullable=True)
     uvicorn_log_level: UvicornLogLevel = flag("info", "Log level of the HTTP server.")
     disable_uvicorn_access_log: bool = flag(False, "No access log lines.")
     disable_fastapi_docs: bool = flag(False, "Serve neither /docs nor /openapi.json.")

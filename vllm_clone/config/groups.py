@@ -6,6 +6,8 @@ from typing import Any, Literal
 from vllm_clone.config.flags import HumanInt, IntOrAuto, flag, resolved
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32"]
+BlockSize = Literal[8, 16, 32, 64, 128, 256]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -19,12 +21,14 @@ class ModelConfig:
     trust_remote_code: bool = flag(False, "Allow Python code that comes with a model's tokenizer.")
     dtype: Dtype = flag("auto", "Data type of weights and activations; auto follows the checkpoint.")
     seed: int = flag(0, "Seed of everything random that a request does not seed itself.")
-    revision: str | None = flag(None, "Branch, tag or commit of the model on the hub.")
+    revision: str | None = flag(None, "Branch, tag or commit of the model on the hub.", nullable=True)
     max_model_len: IntOrAuto | None = flag(None, "Longest prompt plus output in tokens; the model's own by default.")
     max_logprobs: int = flag(20, "Most log-probabilities per token a request may ask for; -1 lifts the limit.")
     logprobs_mode: LogprobsMode = flag("raw_logprobs", "Which scores logprobs report: before or after processing.")
     skip_tokenizer_init: bool = flag(False, "Load no tokenizer; prompts are token ids and no text comes back.")
-    served_model_name: list[str] | None = flag(None, "Names clients may use; the first one appears in answers.")
+    served_model_name: list[str] | None = flag(
+        None, "Names clients may use; the first one appears in answers.", nullable=True
+    )
     generation_config: str = flag("auto", "Sampling defaults: auto (the model's), vllm (none), or a directory.")
     override_generation_config: dict[str, Any] = flag({}, "Sampling defaults laid over the generation config.")
     hf_overrides: dict[str, Any] = flag({}, "Values laid over the model's config.json.")
@@ -48,7 +52,7 @@ class LoadConfig:
     """Where weights come from."""
 
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = flag("auto", "Weight format; dummy = random.")
-    download_dir: str | None = flag(None, "Directory for downloaded models; the hub's cache by default.")
+    download_dir: str | None = flag(None, "Directory for downloaded models; the hub's cache by default.", nullable=True)
     use_tqdm_on_load: bool = flag(True, "Show a progress bar while weights load.")
 
 
@@ -56,17 +60,26 @@ class LoadConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: Literal[8, 16, 32, 64, 128, 256] | None = flag(None, "Tokens per KV block; 16 when not given.")
+    block_size: BlockSize | None = flag(None, "Tokens per KV block; 16 when not given.")
     gpu_memory_utilization: float = flag(
-        0.92, "Fraction of the device's memory to use.", aliases=("--device-memory-utilization",)
+        0.92,
+        "Fraction of the device's memory to use; a CPU without this flag takes a part of what is free.",
+        aliases=("--device-memory-utilization",),
     )
-    kv_cache_memory_bytes: HumanInt | None = flag(None, "Size of the KV cache in bytes; overrides every estimate.")
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = flag("auto", "Data type of the KV cache.")
+    kv_cache_memory_bytes: HumanInt | None = flag(
+        None, "Size of the KV cache in bytes; overrides every estimate.", nullable=True
+    )
+    kv_cache_dtype: KVCacheDtype = flag("auto", "Data type of the KV cache.")
     enable_prefix_caching: bool | None = flag(None, "Reuse KV blocks of equal prompt prefixes; on by default.")
     prefix_caching_hash_algo: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = flag(
         "sha256", "Hash that identifies a block's prefix."
     )
-    num_gpu_blocks_override: int | None = flag(None, "Number of KV blocks, whatever the memory; for tests.")
+    num_gpu_blocks_override: int | None = flag(
+        None, "Number of KV blocks, whatever the memory; for tests.", nullable=True
+    )
+
+    memory_share_given: bool = resolved(False)
+    """Whether gpu_memory_utilization was given and so sizes the cache on a CPU too."""
 
 
 @dataclass
@@ -84,8 +97,10 @@ class SchedulerConfig:
 
     max_num_batched_tokens: HumanInt | None = flag(None, "Most tokens in one step.")
     max_num_seqs: int | None = flag(None, "Most sequences that run at once.")
-    max_num_queued_reqs: int | None = flag(None, "Requests in flight above which new ones get HTTP 503.")
-    max_num_queued_tokens: HumanInt | None = flag(None, "Prompt tokens waiting above which new requests get HTTP 503.")
+    max_num_queued_reqs: int | None = flag(None, "Requests in flight above which new ones get HTTP 503.", nullable=True)
+    max_num_queued_tokens: HumanInt | None = flag(
+        None, "Prompt tokens waiting above which new requests get HTTP 503.", nullable=True
+    )
     long_prefill_token_threshold: int = flag(0, "Most tokens per step of one request among others; 0 = any.")
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "Order of service: arrival, or request priority.")
     enable_chunked_prefill: bool | None = flag(None, "Split long prompts over steps; on by default.")

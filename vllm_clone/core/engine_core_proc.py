@@ -6,6 +6,7 @@ the engine, one encodes what goes back.
 """
 
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -13,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import zmq
@@ -161,7 +162,7 @@ class Wire:
 
 
 def main(executor_factory: "ExecutorFactory | None" = None) -> int:
-    """Run the engine until its parent says so or is gone. Returns the exit status.
+    """Run the engine until its parent says so or is gone; the exit status.
 
     ``executor_factory`` stands in for the platform's executor.
     """
@@ -216,5 +217,17 @@ def _stop_on_sigterm(loop: "EngineLoop") -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
+def run_and_exit(executor_factory: "ExecutorFactory | None" = None) -> NoReturn:
+    """:func:`main`, then end the process without the interpreter's teardown, which takes a second once torch is in."""
+    status = 1
+    try:
+        status = main(executor_factory)
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit()

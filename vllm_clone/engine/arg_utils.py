@@ -1,16 +1,22 @@
 """EngineArgs: flag values by name → one resolved VllmConfig. Imports no torch."""
 
 import argparse
+import difflib
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+import msgspec
 
 from vllm_clone import envs
 from vllm_clone.config import ENGINE_GROUPS, ModelConfig, SchedulerConfig, VllmConfig
 from vllm_clone.config.flags import FlagSpec, flags_of
+from vllm_clone.config.groups import BlockSize, Dtype, KVCacheDtype
 from vllm_clone.errors import ConfigError
-from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model
+from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
+from vllm_clone.sampling_params import SamplingParams
 
 Usage = Literal["server", "offline"]
 
@@ -31,8 +37,9 @@ SAMPLING_DEFAULTS = {
     "top_p": 1.0, "min_p": 0.0,
 }  # fmt: skip
 """Generation config keys that become sampling defaults, with the library's own defaults."""
+GENERATION_KEYS = frozenset([*SAMPLING_DEFAULTS, "max_new_tokens", "max_tokens"])
 FALLBACK_MAX_MODEL_LEN = 2048
-DEFAULT_BLOCK_SIZE = 16
+DEFAULT_BLOCK_SIZE: BlockSize = 16
 BATCH_DEFAULTS: dict[tuple[str, Usage], tuple[int, int]] = {
     ("cpu", "server"): (2048, 128),
     ("cpu", "offline"): (4096, 256),
@@ -46,22 +53,11 @@ class EngineArgs:
     """Values of engine flags; what is not given keeps its default.
 
     Raises:
-        ConfigError: an unknown name or a value outside the flag's choices.
+        ConfigError: an unknown name, or a value of another type or outside the flag's choices.
     """
 
     def __init__(self, **values: Any) -> None:
-        for name, value in values.items():
-            if name not in ENGINE_FLAGS:
-                raise ConfigError(f"{name} is not an engine argument; see vllm serve --help=all for the known ones.")
-            spec = ENGINE_FLAGS[name][1]
-            if isinstance(value, str) and spec.kind in ("int", "float"):
-                values[name] = value = _parsed(spec, value)
-            if spec.choices and value is not None and value not in spec.choices:
-                choices = ", ".join(map(str, spec.choices))
-                raise ConfigError(f"{spec.name} {value}: not one of {choices}.")
-        if isinstance(values.get("served_model_name"), str):
-            values["served_model_name"] = [values["served_model_name"]]
-        self.values = values
+        self.values = {name: _checked(name, value) for name, value in values.items()}
 
     @classmethod
     def from_namespace(cls, namespace: argparse.Namespace) -> "EngineArgs":
@@ -74,9 +70,13 @@ class EngineArgs:
         Raises:
             ConfigError: one line naming flag, value, rule and remedy.
         """
+        for problem in envs.problems():
+            raise ConfigError(problem)
         groups: dict[str, dict[str, Any]] = {group: {} for group in ENGINE_GROUPS}
         for name, value in self.values.items():
             groups[ENGINE_FLAGS[name][0]][name] = value
+        if "gpu_memory_utilization" in self.values:
+            groups["cache_config"]["memory_share_given"] = True
         config = VllmConfig(**{group: cls(**groups[group]) for group, cls in ENGINE_GROUPS.items()})
         for resolve in (
             _check_ranges,
@@ -91,11 +91,27 @@ class EngineArgs:
         return config
 
 
-def _parsed(spec: FlagSpec, value: str) -> Any:
+def _checked(name: str, value: Any) -> Any:
+    """The value of an engine argument as its field has it; numbers may come as text, names as paths."""
+    if name not in ENGINE_FLAGS:
+        near = difflib.get_close_matches(name, ENGINE_FLAGS, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "vllm serve --help=all lists the known ones."
+        raise ConfigError(f"{name} is not an engine argument, or not yet; {hint}")
+    spec = ENGINE_FLAGS[name][1]
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if name == "dtype":
+        value = str(value).removeprefix("torch.")
+    if name == "served_model_name" and isinstance(value, str):
+        value = [value]
     try:
-        return spec.parse(value)
+        if isinstance(value, str) and spec.kind in ("int", "float"):
+            value = spec.parse(value)
+        if spec.choices and value is not None and value not in spec.choices:
+            raise ValueError(f"not one of {', '.join(map(str, spec.choices))}")
+        return spec.check(value)
     except ValueError as error:
-        raise ConfigError(f"{spec.name} {value}: {error}") from error
+        raise ConfigError(f"{spec.name} {value}: {error}.") from error
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -144,7 +160,7 @@ def _resolve_model(config: VllmConfig) -> None:
     if isinstance(hf.get("text_config"), dict):
         raise ConfigError(f"{model.path}: multimodal models (text_config in config.json) are not implemented yet.")
     architectures = hf.get("architectures")
-    if not architectures:
+    if not isinstance(architectures, list) or not architectures:
         raise ConfigError(f"{model.path}: config.json names no architectures; set them with --hf-overrides.")
     model.hf_config, model.architecture = hf, architectures[0]
     if not isinstance(hf.get("vocab_size"), int):
@@ -153,14 +169,9 @@ def _resolve_model(config: VllmConfig) -> None:
     if model.tokenizer is None:
         model.tokenizer_path = model.path
     else:
-        model.tokenizer_path = _tokenizer_path(model.tokenizer, model.revision, load.download_dir)
+        model.tokenizer_path = str(resolve_tokenizer(model.tokenizer, model.revision, load.download_dir))
     model.served_model_name = model.served_model_name or [model.model]
     _resolve_generation(model, files)
-
-
-def _tokenizer_path(tokenizer: str, revision: str | None, download_dir: str | None) -> str:
-    path = Path(tokenizer).expanduser()
-    return str(path) if path.exists() else str(resolve_model(tokenizer, revision, download_dir).path)
 
 
 def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
@@ -168,17 +179,32 @@ def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
     if model.generation_config in ("auto", "vllm"):
         source = load_generation_config(files)
     else:
-        source = read_json(Path(model.generation_config) / "generation_config.json")
-    eos = source.get("eos_token_id", model.hf_config.get("eos_token_id"))
+        source = _generation_config_from(model.generation_config)
+    eos = source.get("eos_token_id")
+    if eos is None:
+        eos = model.hf_config.get("eos_token_id")
     model.eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    for key in model.override_generation_config.keys() - GENERATION_KEYS:
+        known = ", ".join(sorted(GENERATION_KEYS))
+        raise ConfigError(f"--override-generation-config: {key} is no sampling default; known are {known}.")
     given = {} if model.generation_config == "vllm" else source
     given = given | model.override_generation_config
-    if "max_new_tokens" in given:
-        given["max_tokens"] = given["max_new_tokens"]
     defaults = {k: given[k] for k, neutral in SAMPLING_DEFAULTS.items() if given.get(k) not in (None, neutral)}
-    if given.get("max_tokens") is not None:
-        defaults["max_tokens"] = given["max_tokens"]
+    max_tokens = given.get("max_tokens", given.get("max_new_tokens"))
+    if max_tokens is not None:
+        defaults["max_tokens"] = max_tokens
+    try:
+        msgspec.convert(defaults, SamplingParams).verify()
+    except ValueError as error:
+        raise ConfigError(f"Sampling defaults of --generation-config {model.generation_config}: {error}") from error
     model.generation_defaults = defaults
+
+
+def _generation_config_from(directory: str) -> dict[str, Any]:
+    path = Path(directory).expanduser() / "generation_config.json"
+    if not path.is_file():
+        raise ConfigError(f"--generation-config {directory}: {path} does not exist; give auto, vllm or its directory.")
+    return read_json(path)
 
 
 def _resolve_dtype(config: VllmConfig) -> None:
@@ -193,7 +219,7 @@ def _resolve_dtype(config: VllmConfig) -> None:
         explicit = stored if stored in ("bfloat16", "float16") else "bfloat16"
         if explicit == "float16" and model_type in NO_FLOAT16:
             explicit = "bfloat16"
-    model.dtype = explicit  # type: ignore[assignment]
+    model.dtype = cast(Dtype, explicit)
 
 
 def _resolve_length(config: VllmConfig) -> None:
@@ -217,9 +243,13 @@ def derive_max_model_len(hf: dict[str, Any]) -> int | None:
     if not lengths:
         return None
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ConfigError(f"config.json: rope_scaling must be an object, not {rope!r}; correct it with --hf-overrides.")
     kind = rope.get("rope_type", rope.get("type", "default"))
     scaled = kind not in LENGTH_KEPT_BY_ROPE and not str(hf.get("model_type")).startswith("gemma3")
     factor = rope.get("factor") if scaled else None
+    if not isinstance(factor, int | float | None):
+        raise ConfigError(f"config.json: rope factor must be a number, not {factor!r}; correct it with --hf-overrides.")
     return int(min(lengths) * (factor or 1.0))
 
 
@@ -227,7 +257,7 @@ def _resolve_cache(config: VllmConfig) -> None:
     cache = config.cache_config
     cache.block_size = cache.block_size or DEFAULT_BLOCK_SIZE
     if cache.kv_cache_dtype == "auto":
-        cache.kv_cache_dtype = config.model_config.dtype  # type: ignore[assignment]
+        cache.kv_cache_dtype = cast(KVCacheDtype, config.model_config.dtype)
     elif cache.kv_cache_dtype != config.model_config.dtype:
         raise ConfigError(
             f"--kv-cache-dtype {cache.kv_cache_dtype}: the CPU kernels keep the cache in the model's dtype "
@@ -250,6 +280,12 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
         if not sched.enable_chunked_prefill:
             tokens = max(tokens, max_model_len)
         sched.max_num_batched_tokens = max(min(tokens, sched.max_num_seqs * max_model_len), sched.max_num_seqs)
+    threshold = sched.long_prefill_token_threshold
+    if threshold > max_model_len:
+        raise ConfigError(
+            f"--long-prefill-token-threshold {threshold}: must be at most --max-model-len ({max_model_len}); lower it, "
+            "or leave it out for no limit."
+        )
     budget = sched.max_num_batched_tokens
     if budget < sched.max_num_seqs:
         raise ConfigError(

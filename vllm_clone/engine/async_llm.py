@@ -195,17 +195,27 @@ class AsyncLLM:
         Bounded, leaves no process behind, and may be called again with a shorter timeout while it runs.
         """
         self.stop_accepting()
-        await self._client.shutdown(timeout)
+        # Consumers get their answer here and now, even when the engine hangs or is in the middle of a long step.
+        cut = asyncio.get_running_loop().call_later(timeout, self._abort_all)
+        try:
+            await self._client.shutdown(timeout)
+        finally:
+            cut.cancel()
         if self._handler is not None:
             await asyncio.wait([self._handler])
 
     # ---- parts ----
+
+    def _abort_all(self) -> None:
+        self._client.abort(self.output_processor.abort_all())
 
     def _admit(self) -> None:
         if self._client.dead is not None:
             raise self._client.dead
         if self._draining:
             raise RequestError("The server is shutting down; try again later.", kind="overloaded")
+        if self.ready is None:
+            raise RequestError("The engine is still starting; try again later.", kind="overloaded")
         limits, outputs = self.vllm_config.scheduler_config, self.output_processor
         if limits.max_num_queued_reqs is not None and outputs.num_requests >= limits.max_num_queued_reqs:
             self._reject("max_num_queued_reqs", f"{outputs.num_requests} requests are in flight")
@@ -231,8 +241,8 @@ class AsyncLLM:
             self.output_processor.fail_all(error)
         except Exception as error:
             logger.exception("The output handler failed")
-            self.output_processor.fail_all(EngineDeadError(f"The output handler failed: {error}"))
-            raise
+            self._client.die(f"The output handler failed: {type(error).__name__}: {error} (traceback above).")
+            self.output_processor.fail_all(self.dead_error)
 
     async def _handle_batch(self, batch: EngineCoreOutputs) -> None:
         stats = IterationStats()
@@ -242,4 +252,7 @@ class AsyncLLM:
             part = batch.outputs[start : start + SLICE]
             self._client.abort(self.output_processor.process(part, batch.timestamp, stats))
         for stat_logger in self.stat_loggers:
-            stat_logger.record(batch.scheduler_stats, stats)
+            try:
+                stat_logger.record(batch.scheduler_stats, stats)
+            except Exception:
+                logger.exception("Statistics could not be recorded")

@@ -133,7 +133,7 @@ class CoreClient(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), timeout + GRACE_SECONDS)
         await self._end()
-        self._die("The engine has been shut down.")
+        self.die("The engine has been shut down.")
 
     # ---- for the subclasses ----
 
@@ -148,9 +148,9 @@ class CoreClient(ABC):
             if message.outputs or message.scheduler_stats is not None:
                 self._outputs.put_nowait(message)
         elif isinstance(message, EngineFailed):
-            self._die(message.message)
+            self.die(message.message)
 
-    def _die(self, why: str) -> None:
+    def die(self, why: str) -> None:
         """The engine has ended; the first reason given counts."""
         self.ended.set()
         if self.dead is not None:
@@ -234,24 +234,31 @@ class ProcessClient(CoreClient):
         self._process.send(message)
 
     def _take_messages(self) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            message = self._process.receive()
-            if message is None:
-                return
-            self._handle(message)
+        try:
+            for _ in range(MESSAGES_PER_TURN):
+                message = self._process.receive()
+                if message is None:
+                    return
+                self._handle(message)
+        except Exception as error:
+            logger.exception("A message from the engine could not be taken in")
+            self.die(f"A message from the engine could not be taken in: {error} (traceback above).")
         if self._loop is not None:
             self._loop.call_soon(self._take_messages)
 
     def _on_exit(self) -> None:
         self._forget_readers()
-        for message in self._process.receive_last_words():
-            self._handle(message)
+        try:
+            for message in self._process.receive_last_words():
+                self._handle(message)
+        except Exception:
+            logger.exception("The last message from the engine could not be taken in")
         how = self._process.exit_description()
         if self._end_expected:
-            self._die("The engine has been shut down.")
+            self.die("The engine has been shut down.")
         else:
             logger.error("The engine process %d ended unexpectedly (%s)", self._process.pid, how)
-            self._die(f"The engine process ended unexpectedly ({how}); see the server log for the cause.")
+            self.die(f"The engine process ended unexpectedly ({how}); see the server log for the cause.")
 
     async def _end(self) -> None:
         process = self._process
@@ -344,7 +351,7 @@ class ThreadClient(CoreClient):
             self._ready.set_result(ready)
 
     def _on_end(self, why: str) -> None:
-        self._die(why)
+        self.die(why)
         assert self._ready is not None
         if not self._ready.done():
             self._ready.set_exception(self.dead or EngineDeadError(why))

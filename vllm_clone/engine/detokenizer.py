@@ -28,7 +28,9 @@ class Detokenizer:
         """Length of the text of the first ``min_tokens`` tokens, in which nothing stops."""
         self._stream: DecodeStream | None = None
         if tokenizer is not None and params.detokenize:
-            self._stream = tokenizer.new_decode_stream(prompt_token_ids, params.skip_special_tokens)
+            self._stream = tokenizer.new_decode_stream(
+                prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+            )
 
     def update(self, new_ids: Sequence[int], ended_by_token: bool) -> str | None:
         """Take in new ids; the stop string they complete, if any.

@@ -86,6 +86,10 @@ class OutputProcessor:
                 state.deliver(sequence)
         return sequence_ids
 
+    def abort_all(self) -> list[str]:
+        """:meth:`abort` for every request."""
+        return [sequence for request_id in list(self._by_request) for sequence in self.abort(request_id)]
+
     def discard(self, state: RequestState) -> list[str]:
         """Forget a request nobody listens to any more. Sequence ids the engine must give up."""
         sequence_ids = list(state.open)

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from vllm_clone import envs
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub.gguf import MAGIC, GGUFFile
-from vllm_clone.hub.gguf_config import config_from_gguf
+from vllm_clone.hub.gguf_config import config_from_gguf, generation_config_from_gguf
 
-PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt", "*.model", "*.txt", "*.jinja"]
+TOKENIZER_PATTERNS = ["*.json", "*.model", "*.txt", "*.jinja"]
+PATTERNS = [*TOKENIZER_PATTERNS, "*.safetensors", "*.bin", "*.pt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,33 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     Raises:
         ConfigError: not there, or not a model.
     """
-    path = Path(model).expanduser()
-    if path.exists():
-        return _local(path)
-    looks_local = model.startswith(("/", ".", "~")) or model.endswith((".gguf", ".safetensors", ".bin"))
-    if looks_local or model.count("/") > 1:
-        raise ConfigError(
-            f"Model {model} does not exist; give a local directory, a .gguf file, or a hub id owner/name."
-        )
-    return _local(_download(model, revision, download_dir))
+    path = _existing(model)
+    return _local(path if path is not None else _download(model, revision, download_dir, PATTERNS))
+
+
+def resolve_tokenizer(tokenizer: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """A tokenizer's directory or .gguf file, from a local path or a hub id, of which no weights are fetched.
+
+    Raises:
+        ConfigError: not there.
+    """
+    path = _existing(tokenizer)
+    return path if path is not None else _download(tokenizer, revision, download_dir, TOKENIZER_PATTERNS)
+
+
+def _existing(name: str) -> Path | None:
+    """The path that ``name`` is; None when it can only be a hub id."""
+    try:
+        path = Path(name).expanduser()
+        exists = bool(name) and path.exists()
+    except (OSError, RuntimeError) as error:  # a name longer than the system allows, an unknown home directory
+        raise ConfigError(f"Model {name} is not a usable path: {error}") from error
+    if exists:
+        return path
+    looks_local = name.startswith(("/", ".", "~")) or name.endswith((".gguf", ".safetensors", ".bin"))
+    if not name or looks_local or name.count("/") > 1:
+        raise ConfigError(f"Model {name} does not exist; give a local directory, a .gguf file, or a hub id owner/name.")
+    return None
 
 
 def _local(path: Path) -> ModelFiles:
@@ -59,14 +78,14 @@ def _local(path: Path) -> ModelFiles:
     return ModelFiles(path.resolve(), "hf")
 
 
-def _download(model: str, revision: str | None, download_dir: str | None) -> Path:
+def _download(model: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                model, revision=revision, cache_dir=download_dir, allow_patterns=PATTERNS, local_files_only=is_offline()
+                model, revision=revision, cache_dir=download_dir, allow_patterns=patterns, local_files_only=is_offline()
             )
         )
     except HFValidationError as error:
@@ -89,7 +108,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
@@ -104,8 +123,8 @@ def load_hf_config(files: ModelFiles) -> dict[str, Any]:
 
 
 def load_generation_config(files: ModelFiles) -> dict[str, Any]:
-    """generation_config.json, or {} when there is none (a GGUF file names only its special tokens)."""
+    """generation_config.json or the same facts from GGUF metadata; {} when there are none."""
     if files.format == "gguf":
-        return {}
+        return generation_config_from_gguf(GGUFFile(files.path, vocabulary=False))
     path = files.path / "generation_config.json"
     return read_json(path) if path.exists() else {}

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vllm_clone.errors import ConfigError
 
 MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_ARRAY_HEADER = 12
+"""Bytes of an array's item type and count."""
 _MAX_COUNT = 1 << 26
 
 
@@ -90,22 +90,30 @@ class GGUFFile:
         path: the file.
         vocabulary: False skips the tokenizer's large arrays, which only tokenizers need.
 
+    Attributes:
+        metadata: key → value, in the order of the file.
+        tensors: name → place in the file; every place lies inside the file.
+
     Raises:
         ConfigError: not a GGUF file, an unknown version, or a truncated one; the message names the place.
     """
 
     def __init__(self, path: str | Path, *, vocabulary: bool = True) -> None:
         self.path = Path(path)
-        with self.path.open("rb") as file:
-            size = self.path.stat().st_size
-            if size < 24 or file.read(4) != MAGIC:
-                raise ConfigError(f"{path} is not a GGUF file: it does not begin with the bytes {MAGIC.decode()}.")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with self.path.open("rb") as file:
+                size = self.path.stat().st_size
+                if size < 24 or file.read(4) != MAGIC:
+                    raise ConfigError(f"{path} is not a GGUF file: it does not begin with the bytes {MAGIC.decode()}.")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be opened: {error.strerror}.") from error
         self._vocabulary = vocabulary
+        self._tokens_at = (0, 0)
         self._at = 4
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, IndexError, OverflowError) as error:
+        except (struct.error, UnicodeDecodeError, IndexError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{path} is truncated or damaged near byte {self._at} of {size}.") from error
 
     def tensor_bytes(self, name: str) -> memoryview:
@@ -113,10 +121,22 @@ class GGUFFile:
         tensor = self.tensors[name]
         return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
 
+    def find_token(self, text: str) -> int | None:
+        """Id of a vocabulary entry, found without decoding the vocabulary; None when there is none."""
+        raw = text.encode()
+        at, end = self._tokens_at
+        found = self._map.find(struct.pack("<Q", len(raw)) + raw, at, end)
+        index = 0
+        while at < found:
+            at += 8 + struct.unpack_from("<Q", self._map, at)[0]
+            index += 1
+        return index if at == found else None
+
     def _read_header(self) -> None:
         (self.version,) = self._take("I")
         if self.version not in (2, 3):
-            raise ConfigError(f"{self.path} has GGUF version {self.version}; versions 2 and 3 can be read.")
+            order = "is big-endian" if self.version >> 24 in (2, 3) else f"has GGUF version {self.version}"
+            raise ConfigError(f"{self.path} {order}; versions 2 and 3 in little-endian order can be read.")
         num_tensors, num_pairs = self._take("QQ")
         if max(num_tensors, num_pairs) > _MAX_COUNT:
             raise ConfigError(f"{self.path} is damaged: its header counts {num_tensors} tensors and {num_pairs} keys.")
@@ -124,23 +144,38 @@ class GGUFFile:
         for _ in range(num_pairs):
             key = self._string()
             (kind,) = self._take("I")
+            begin = self._at
             skip = not self._vocabulary and key.startswith("tokenizer.ggml.") and kind == _ARRAY
             value = self._value(kind, skip)
+            if key == "tokenizer.ggml.tokens" and kind == _ARRAY:
+                self._tokens_at = (begin + _ARRAY_HEADER, self._at)
             if not skip:
                 self.metadata[key] = value
         entries = [self._tensor_entry() for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ConfigError(f"{self.path} is damaged: general.alignment is {alignment!r}.")
         start = -(-self._at // alignment) * alignment
         self.tensors: dict[str, GGUFTensor] = {}
         for name, shape, ggml_type, offset in entries:
-            per_block, block_bytes = BLOCK_SIZES[ggml_type]
-            nbytes = math.prod(shape) // per_block * block_bytes
-            if start + offset + nbytes > len(self._map):
-                raise ConfigError(
-                    f"{self.path} is truncated: tensor {name} should end at byte {start + offset + nbytes}, "
-                    f"the file has {len(self._map)}."
-                )
-            self.tensors[name] = GGUFTensor(name, shape, ggml_type, start + offset, nbytes)
+            if name in self.tensors:
+                raise ConfigError(f"{self.path} is damaged: it holds tensor {name} twice.")
+            self.tensors[name] = self._placed(name, shape, ggml_type, start + offset)
+
+    def _placed(self, name: str, shape: tuple[int, ...], ggml_type: GGMLType, offset: int) -> GGUFTensor:
+        per_block, block_bytes = BLOCK_SIZES[ggml_type]
+        if shape and shape[-1] % per_block:
+            raise ConfigError(
+                f"{self.path} is damaged: rows of {shape[-1]} values in tensor {name} are no multiple of the "
+                f"{per_block} values of a {ggml_type.name} block."
+            )
+        nbytes = math.prod(shape) // per_block * block_bytes
+        if offset + nbytes > len(self._map):
+            raise ConfigError(
+                f"{self.path} is truncated: tensor {name} should end at byte {offset + nbytes}, "
+                f"the file has {len(self._map)}."
+            )
+        return GGUFTensor(name, shape, ggml_type, offset, nbytes)
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], GGMLType, int]:
         name = self._string()
@@ -182,13 +217,12 @@ class GGUFFile:
             return self._strings(count, skip)
         if item not in _SCALARS:
             return [self._value(item, skip) for _ in range(count)]
-        dtype = np.dtype("<" + _SCALARS[item]) if item != 7 else np.dtype("?")
-        end = self._at + count * dtype.itemsize
-        if end > len(self._map):
+        values = struct.Struct(f"<{count}{_SCALARS[item]}")
+        if self._at + values.size > len(self._map):
             raise IndexError
-        values = [] if skip else np.frombuffer(self._map, dtype, count, self._at).tolist()
-        self._at = end
-        return values
+        found = [] if skip else list(values.unpack_from(self._map, self._at))
+        self._at += values.size
+        return found
 
     def _strings(self, count: int, skip: bool) -> list[str]:
         data, at, length_of = self._map, self._at, struct.Struct("<Q").unpack_from

@@ -65,6 +65,10 @@ class LinearMethod(ABC):
         """``x @ W.T + bias``: [..., in_features] → [..., out_features], in x's dtype."""
 
     @abstractmethod
+    def matrix(self, layer: "LinearBase") -> torch.Tensor:
+        """The plain matrix [out_features, in_features], whatever form ``prepare`` gave it."""
+
+    @abstractmethod
     def embed(self, layer: "LinearBase", ids_T: torch.Tensor) -> torch.Tensor:
         """Rows ``ids_T`` of the matrix as [T, in_features]: an embedding that shares its matrix with the head."""
 
@@ -82,6 +86,9 @@ class UnquantizedLinearMethod(LinearMethod):
 
     def apply(self, layer: "LinearBase", x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, layer.weight, bias)
+
+    def matrix(self, layer: "LinearBase") -> torch.Tensor:
+        return layer.weight
 
     def embed(self, layer: "LinearBase", ids_T: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids_T, layer.weight)
@@ -141,6 +148,10 @@ class LinearBase(WeightModule):
     def prepare(self) -> None:
         """Bring loaded parameters into the form the method computes with."""
         self.method.prepare(self)
+
+    def matrix(self) -> torch.Tensor:
+        """This rank's matrix, [out_features, in_features]."""
+        return self.method.matrix(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] → [..., out_features]."""

@@ -12,6 +12,7 @@ from vllm_clone.config.vllm import VllmConfig
 from vllm_clone.errors import ModelLoadError
 from vllm_clone.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm_clone.layers.options import BuildOptions
+from vllm_clone.layers.packed_linear import PackedLinearMethod
 from vllm_clone.layers.weights import WeightModule
 from vllm_clone.logger import init_logger
 from vllm_clone.model_loader.checkpoint import (
@@ -43,10 +44,11 @@ def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
     config = vllm_config.model_config
     model_class = get_model_class(config.architecture)
     if config.hf_config.get("quantization_config"):
-        method = config.hf_config["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(f"{config.path}: quantized checkpoints are not supported yet (quant_method {method!r})")
+        scheme = config.hf_config["quantization_config"].get("quant_method", "unknown")
+        raise ModelLoadError(f"{config.path}: quantized checkpoints are not supported yet (quant_method {scheme!r})")
     dtype: torch.dtype = getattr(torch, config.dtype)
-    options = BuildOptions(dtype, device, UnquantizedLinearMethod(), max_positions=int(config.max_model_len or 0))
+    method = PackedLinearMethod() if device.type == "cpu" else UnquantizedLinearMethod()
+    options = BuildOptions(dtype, device, method, max_positions=int(config.max_model_len or 0))
     hf_config = config.hf_config
     if vllm_config.load_config.load_format == "dummy":
         model = model_class(hf_config, options)

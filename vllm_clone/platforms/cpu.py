@@ -1,6 +1,7 @@
 """What the operating system grants this process: cores and memory. No torch."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -18,9 +19,26 @@ def num_usable_cores() -> int:
     return cores
 
 
+def total_memory() -> int:
+    """Bytes of memory of the machine, or of the tightest enclosing control group."""
+    limits = [limit for limit, _, _ in _memory_limits()]
+    return min([_meminfo("MemTotal"), *limits])
+
+
 def available_memory() -> int:
     """Bytes this process could still allocate without swapping, within every enclosing control group."""
-    available = _meminfo("MemAvailable")
+    rooms = [limit - usage + reclaimable for limit, usage, reclaimable in _memory_limits()]
+    return max(min([_meminfo("MemAvailable"), *rooms]), 0)
+
+
+def resident_memory() -> int:
+    """Bytes of memory this process occupies."""
+    pages = _read(Path("/proc/self/statm")).split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def _memory_limits() -> Iterator[tuple[int, int, int]]:
+    """Limit, usage and reclaimable cache in bytes of each control group that limits memory."""
     for group in _cgroup_directories():
         for limit_name, usage_name in (
             ("memory.max", "memory.current"),
@@ -28,9 +46,7 @@ def available_memory() -> int:
         ):
             limit, usage = _read(group / limit_name), _read(group / usage_name)
             if limit.isdecimal() and usage.isdecimal() and int(limit) < _UNLIMITED:
-                reclaimable = _statistic(group / "memory.stat", "inactive_file")
-                available = min(available, int(limit) - int(usage) + reclaimable)
-    return max(available, 0)
+                yield int(limit), int(usage), _statistic(group / "memory.stat", "inactive_file")
 
 
 def _cgroup_directories() -> list[Path]:

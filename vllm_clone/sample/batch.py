@@ -61,7 +61,9 @@ class _Penalties:
 class SamplingRows:
     """Sampling parameters by batch row. Rows are dense: 0 … n − 1, and only the last may be moved into a hole."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, vocab_size: int) -> None:
+        """Room for ``capacity`` rows of logits that are ``vocab_size`` wide."""
+        self._vocab_size = vocab_size
         self._temperature = np.zeros(capacity, np.float32)
         self._top_k = np.zeros(capacity, np.int64)
         self._top_p = np.ones(capacity, np.float32)
@@ -121,8 +123,11 @@ class SamplingRows:
         if params.logit_bias:
             ids, values = zip(*params.logit_bias.items(), strict=True)
             self._bias[row] = np.array(ids, np.int64), np.array(values, np.float32)
-        if len(outputs) < params.min_tokens and params.stop_set:
-            self._min_tokens[row] = params.min_tokens, np.array(params.stop_set, np.int64)
+        # A tokenizer may know more tokens than the model scores; those never come out anyway.
+        stop_set = [token for token in params.stop_set if token < self._vocab_size]
+        bad_words = [word for word in params.bad_words_token_ids if max(word) < self._vocab_size]
+        if len(outputs) < params.min_tokens and stop_set:
+            self._min_tokens[row] = params.min_tokens, np.array(stop_set, np.int64)
         if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
             self._penalties[row] = _Penalties(
                 TokenCounts(prompt_ids, outputs),
@@ -130,8 +135,8 @@ class SamplingRows:
                 params.frequency_penalty,
                 params.presence_penalty,
             )
-        if params.bad_words_token_ids:
-            self._bad_words[row] = params.bad_words_token_ids
+        if bad_words:
+            self._bad_words[row] = bad_words
         if params.logprobs is not None or params.logprob_token_ids is not None:
             self._logprobs[row] = params.logprobs or 0, params.logprob_token_ids
 

@@ -1,12 +1,18 @@
 """What the server asks of a tokenizer, whatever library does the work."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-CONTEXT_TOKENS = 8
-"""Prompt tokens that prime a decode stream; more would not change what comes after them."""
+REPLACEMENT = "\ufffd"
+CONTEXT_TOKENS = (8, 64)
+"""Prompt tokens that prime a decode stream; the longer window when the shorter one begins inside a character."""
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token of byte fallback."""
+MAX_OPEN_BYTES = 3
+"""Most bytes of a UTF-8 character that is not complete yet."""
 
 
 class DecodeStream(ABC):
@@ -24,6 +30,7 @@ class Tokenizer(ABC):
         vocab_size: number of ids, added tokens included.
         special: name of each special token role (``bos_token`` …) → its text.
         special_ids: ids whose text ``skip_special_tokens`` leaves out.
+        added_ids: ids of tokens that stand for their own text and are matched as a whole; special ones among them.
         chat_template: the template, templates by name, or None.
     """
 
@@ -31,10 +38,16 @@ class Tokenizer(ABC):
     vocab_size: int
     special: dict[str, str]
     special_ids: frozenset[int]
+    added_ids: frozenset[int]
     chat_template: str | dict[str, str] | None
 
     @abstractmethod
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
 
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -48,7 +61,21 @@ class Tokenizer(ABC):
     def token_to_id(self, token: str) -> int | None: ...
 
     @abstractmethod
-    def new_decode_stream(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> DecodeStream: ...
+    def new_decode_stream(
+        self,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> DecodeStream:
+        """A stream that continues a prompt.
+
+        Args:
+            prompt_ids: what comes before; its text is not given out again, but a character that it leaves
+                incomplete is, once it is complete.
+            skip_special_tokens: give special tokens no text.
+            spaces_between_special_tokens: False gives an added token that follows another its bare text,
+                without what the tokenizer would put between them.
+        """
 
     @abstractmethod
     def init_settings(self) -> dict[str, Any]:
@@ -63,19 +90,20 @@ class Tokenizer(ABC):
         return self._special_id("bos_token")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for, also when they are no whole characters."""
+        """The bytes a token stands for, also when they are no whole characters; b'' outside the vocabulary."""
         token = self.convert_ids_to_tokens([token_id])[0]
-        if token_id in self.special_ids:
+        if token_id in self.added_ids:
             return token.encode()
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        if self._is_byte_level:
+            alphabet = byte_alphabet()
+            return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in token)
+        if BYTE_TOKEN.fullmatch(token):
             return bytes([int(token[3:5], 16)])
-        if self._is_byte_level and all(c in byte_alphabet() for c in token):
-            return bytes(byte_alphabet()[c] for c in token)
         return token.replace("▁", " ").encode()
 
     @cached_property
     def max_chars_per_token(self) -> int:
-        """Longest vocabulary string; no token stands for more characters of text."""
+        """Length of the longest vocabulary string, which bounds the text of n tokens."""
         return max((len(t) for t in self.convert_ids_to_tokens(range(self.vocab_size))), default=1)
 
     @property
@@ -85,6 +113,24 @@ class Tokenizer(ABC):
     def _special_id(self, role: str) -> int | None:
         token = self.special.get(role)
         return None if token is None else self.token_to_id(token)
+
+
+def split_open_character(
+    prompt_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The end of a prompt as (ids whose text is whole, at most three ids that begin a character).
+
+    Both are empty when the prompt ends in bytes that are no beginning of a character.
+    """
+    for size in CONTEXT_TOKENS:
+        tail = prompt_ids[-size:]
+        for num_open in range(min(MAX_OPEN_BYTES, len(tail)) + 1):
+            whole = tail[: len(tail) - num_open]
+            if not decode(whole).endswith(REPLACEMENT):
+                return whole, tail[len(tail) - num_open :]
+        if size >= len(prompt_ids):
+            break
+    return [], []
 
 
 @lru_cache(maxsize=1)

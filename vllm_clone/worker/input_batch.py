@@ -38,11 +38,12 @@ class RequestState:
 class InputBatch:
     """Requests by row. Memory follows the tokens that requests really have."""
 
-    def __init__(self, max_num_seqs: int, block_sizes: Iterable[int], seed: int) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, block_sizes: Iterable[int], seed: int) -> None:
         """An empty batch.
 
         Args:
             max_num_seqs: most rows at once.
+            vocab_size: tokens the model scores.
             block_sizes: tokens per block of each KV cache group.
             seed: of the seeds of requests that bring none.
         """
@@ -54,7 +55,7 @@ class InputBatch:
         self.last_token = np.zeros(max_num_seqs, np.int64)
         """Id at position ``num_tokens − 1``, by row."""
         self.block_tables = [BlockTable(max_num_seqs, size) for size in block_sizes]
-        self.sampling = SamplingRows(max_num_seqs)
+        self.sampling = SamplingRows(max_num_seqs, vocab_size)
         self.has_prompt_logprobs = 0
         """Rows that still want scores of their prompt."""
         self._row_of: dict[str, int] = {}
@@ -83,17 +84,20 @@ class InputBatch:
         if step.running.req_ids:
             self._advance(step.running)
 
-    def append_sampled(self, rows: np.ndarray | slice, token_ids: list[int]) -> None:
-        """Add each row's new token to its history."""
+    def append_sampled(self, rows: np.ndarray, token_ids: list[int]) -> list[str]:
+        """Add each row's new token to its history; the rows' request ids."""
         self.last_token[rows] = token_ids
         self.num_tokens[rows] += 1
-        chosen = self.requests[rows] if isinstance(rows, slice) else [self.requests[row] for row in rows.tolist()]
-        for request, token in zip(chosen, token_ids, strict=True):
+        req_ids = []
+        for row, token in zip(rows.tolist(), token_ids, strict=True):
+            request = self.requests[row]
             request.output_ids.append(token)
+            req_ids.append(request.req_id)
+        return req_ids
 
     def _advance(self, running: RunningRequests) -> None:
         if self._running_rows is None or running.req_ids != self._running_ids:
-            self._running_ids, self._running_rows = running.req_ids, self.rows_of(running.req_ids)
+            self._running_ids, self._running_rows = running.req_ids.copy(), self.rows_of(running.req_ids)
         self.num_computed[self._running_rows] = running.num_computed_tokens
         for req_id, block_ids in zip(running.req_ids, running.new_block_ids, strict=True):
             if block_ids is not None:

@@ -33,7 +33,7 @@ class ModelRunner:
         self._sampler = Sampler(config.model_config.logprobs_mode)
         self._logits_rows = max(1, _LOGITS_BYTES // (4 * config.model_config.vocab_size))
         self._groups: list[tuple[str, ...]] = []
-        self.batch = InputBatch(0, [], 0)
+        self.batch = InputBatch(0, 0, [], 0)
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """What each attention layer stores, by layer name."""
@@ -50,7 +50,8 @@ class ModelRunner:
         max_num_seqs = self._config.scheduler_config.max_num_seqs
         assert max_num_seqs is not None
         block_sizes = [group.spec.block_size for group in kv_cache.groups]
-        self.batch = InputBatch(max_num_seqs, block_sizes, self._config.model_config.seed)
+        model_config = self._config.model_config
+        self.batch = InputBatch(max_num_seqs, model_config.vocab_size, block_sizes, model_config.seed)
 
     def warm_up(self) -> None:
         """Run a tiny prefill and a decode, so the first request does not pay for what is set up lazily.
@@ -104,36 +105,32 @@ class ModelRunner:
     def _sample(self, inputs: StepInputs, hidden_TD: torch.Tensor, output: ModelRunnerOutput) -> None:
         """Draw tokens for the rows that have computed all they know, and append them."""
         batch, places = self.batch, inputs.sampling
-        rows: np.ndarray | slice = inputs.rows
-        if places is None:
-            hidden_RD, positions_R, requests = hidden_TD, inputs.positions_T, batch.requests
-        else:
+        rows, positions_R, hidden_RD = inputs.rows, inputs.positions_T, hidden_TD
+        if places is not None:
             if not len(places):
                 return
-            rows = np.arange(len(batch))[inputs.rows][places]
-            hidden_RD = hidden_TD[self._tensor(inputs.query_start_loc_R1[1:][places].astype(np.int64) - 1)]
+            rows = rows[places]
             positions_R = inputs.seq_lens_R[places].astype(np.int64) - 1
-            requests = [batch.requests[row] for row in rows.tolist()]
-        req_ids = [request.req_id for request in requests]
+            hidden_RD = hidden_TD[self._tensor(inputs.query_start_loc_R1[1:][places].astype(np.int64) - 1)]
         token_ids: list[int] = []
-        num_slices = cdiv(len(req_ids), self._logits_rows)
-        size = cdiv(len(req_ids), num_slices)
-        for start in range(0, len(req_ids), size):
+        logprobs: dict[int, LogprobRows] = {}
+        num_slices = cdiv(len(rows), self._logits_rows)
+        size = cdiv(len(rows), num_slices)
+        for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            wanted = None if places is None and num_slices == 1 else np.arange(len(batch))[rows][part]
+            wanted = None if places is None and num_slices == 1 else rows[part]
             logits_RV = self.model.compute_logits(hidden_RD[part])
             sampled = self._sampler(logits_RV, batch.sampling.select(wanted, positions_R[part]))
             token_ids += sampled.token_ids
-            for i, scores in sampled.logprobs.items():
-                output.logprobs[req_ids[start + i]] = scores
+            logprobs |= {start + i: scores for i, scores in sampled.logprobs.items()}
+        req_ids = batch.append_sampled(rows, token_ids)
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(req_ids, token_ids, strict=True)}
-        batch.append_sampled(rows, token_ids)
+        output.logprobs = {req_ids[i]: scores for i, scores in logprobs.items()}
 
     def _score_prompts(self, inputs: StepInputs, hidden_TD: torch.Tensor) -> dict[str, LogprobRows]:
         """Scores of the prompt tokens that follow this step's positions, for requests that want them."""
         batch, result = self.batch, {}
-        rows = np.arange(len(batch))[inputs.rows]
-        for i, row in enumerate(rows.tolist()):
+        for i, row in enumerate(inputs.rows.tolist()):
             request = batch.requests[row]
             num_top = request.num_prompt_logprobs
             if num_top is None:

@@ -12,8 +12,8 @@ from vllm_clone.worker.input_batch import InputBatch
 class StepInputs:
     """One step's rows and tokens; rows are in ascending batch order."""
 
-    rows: np.ndarray | slice
-    """Batch rows that compute something."""
+    rows: np.ndarray
+    """Batch rows that compute something, int64."""
     input_ids_T: np.ndarray
     """int64."""
     positions_T: np.ndarray
@@ -45,15 +45,14 @@ def prepare(batch: InputBatch, step: SchedulerOutput) -> StepInputs:
 def _prepare_decode(batch: InputBatch) -> StepInputs:
     """Every row of the batch computes its last token."""
     n = len(batch)
-    start_R1 = np.arange(n + 1, dtype=np.int32)
-    row_R = start_R1[:n]
+    row_R = np.arange(n)
     positions_R = batch.num_computed[:n].copy()
     max_seq_len = int(positions_R.max()) + 1
     return StepInputs(
-        rows=slice(n),
+        rows=row_R,
         input_ids_T=batch.last_token[:n].copy(),
         positions_T=positions_R,
-        query_start_loc_R1=start_R1,
+        query_start_loc_R1=np.arange(n + 1, dtype=np.int32),
         seq_lens_R=(positions_R + 1).astype(np.int32),
         slot_mappings=[table.slots(row_R, positions_R) for table in batch.block_tables],
         block_tables=[table.gather(slice(n), max_seq_len) for table in batch.block_tables],

@@ -25,7 +25,10 @@ class Worker:
         self._config = config
         self.device = torch.device(config.device_config.device)
         if self.device.type == "cpu":
-            torch.set_num_threads(envs.VLLM_CPU_THREADS or cpu.num_usable_cores())
+            # Our kernels have a pool of their own; a second one that spins at its barriers would fight it for the
+            # cores. Only float16 goes through torch's matrix product.
+            own = config.model_config.dtype != "float16"
+            torch.set_num_threads(1 if own else envs.VLLM_CPU_THREADS or cpu.num_usable_cores())
         self.weight_bytes = 0
         self._runner: ModelRunner | None = None
 
@@ -47,8 +50,9 @@ class Worker:
     def determine_available_memory(self) -> int:
         """Bytes the KV cache may have.
 
-        ``--kv-cache-memory-bytes`` decides, else VLLM_CPU_KVCACHE_SPACE, else what is sensible here: a part of the
-        free memory, at least one sequence of full length if that fits, and never more than all sequences need.
+        ``--kv-cache-memory-bytes`` decides, else VLLM_CPU_KVCACHE_SPACE, else ``--gpu-memory-utilization`` when given
+        (that share of all memory less what this process occupies), else what is sensible here: a part of the free
+        memory, at least one sequence of full length if that fits, and never more than all sequences need.
         """
         cache = self._config.cache_config
         available = cpu.available_memory()
@@ -56,6 +60,9 @@ class Worker:
             asked, source = cache.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
         elif envs.VLLM_CPU_KVCACHE_SPACE:
             asked, source = int(envs.VLLM_CPU_KVCACHE_SPACE * (1 << 30)), "VLLM_CPU_KVCACHE_SPACE"
+        elif cache.memory_share_given:
+            share = int(cpu.total_memory() * cache.gpu_memory_utilization)
+            asked, source = max(share - cpu.resident_memory(), 0), "--gpu-memory-utilization"
         else:
             return self._default_kv_bytes(available)
         if asked > available:

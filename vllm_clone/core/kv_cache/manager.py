@@ -16,7 +16,7 @@ class PrefixHit:
     blocks: tuple[list[KVBlock], ...]
     num_tokens: int
     longest: int
-    """Tokens that some group, but not all, have cached; what the others should keep for the next request."""
+    """Tokens that the first group has cached; where the others should keep a window for the next request."""
 
 
 class KVCacheManager:
@@ -44,6 +44,7 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks, enable_caching)
         self.block_size = config.groups[0].spec.block_size
         specs = [g.spec for g in config.groups]
+        assert all(spec.block_size == self.block_size for spec in specs)
         self.groups: list[GroupManager] = [make_group_manager(s, i, self.pool) for i, s in enumerate(specs)]
         self._watermark_blocks = int(watermark * config.num_blocks)
         self._no_hit = PrefixHit(tuple([] for _ in self.groups), 0, 0)
@@ -68,9 +69,12 @@ class KVCacheManager:
             return self._no_hit
         hashes = request.block_hashes
         limit = min((request.num_tokens - 1) // self.block_size, len(hashes))
-        hits = [g.find_prefix(hashes, limit) for g in self.groups]
-        longest = max(len(h) for h in hits)
-        while len({len(h) for h in hits}) > 1:  # each group can only shorten the candidate
+        hits: list[list[KVBlock]] = []
+        for group in self.groups:  # each group can only shorten the candidate; full attention comes first
+            hits.append(group.find_prefix(hashes, limit))
+            limit = len(hits[-1])
+        longest = len(hits[0])
+        while len({len(h) for h in hits}) > 1:
             limit = min(len(h) for h in hits)
             pairs = zip(self.groups, hits, strict=True)
             hits = [h if len(h) == limit else g.find_prefix(hashes, limit) for g, h in pairs]

@@ -31,12 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     def turn(text: str) -> None:
         question = {"role": "user", "content": text}
-        stream: Any = client.chat.completions.create(
-            model=model,
-            messages=[*messages, question],
-            stream=True,
-            **shared.usage_option(args.stats),  # type: ignore[call-overload]
-        )
+        request: dict[str, Any] = {"model": model, "messages": [*messages, question]} | shared.usage_option(args.stats)
+        stream = client.chat.completions.create(stream=True, **request)
         answer = shared.show(shared.chat_deltas(stream))
         messages.extend([question, {"role": "assistant", "content": answer.text}])
         if args.stats:

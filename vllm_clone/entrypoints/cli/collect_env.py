@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterator
 
 from vllm_clone import envs
-from vllm_clone.platforms.cpu import available_memory, num_usable_cores
-from vllm_clone.utils.flag_parser import FlagParser
+from vllm_clone.entrypoints.cli.parser import FlagParser
+from vllm_clone.platforms.cpu import available_memory, num_usable_cores, total_memory
 from vllm_clone.version import VLLM_INTERFACE_VERSION, __version__
 
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "pydantic",
     "msgspec", "pyzmq", "prometheus_client", "numpy", "nanobind",
 )  # fmt: skip
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "API", "ACCESS", "CREDENTIAL")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve")
 
 
@@ -38,7 +38,7 @@ def facts() -> Iterator[tuple[str, str]]:
     flags = set(_cpuinfo("flags").split())
     yield "instruction sets", " ".join(s for s in INSTRUCTION_SETS if s in flags) or "unknown"
     yield "usable cores", str(num_usable_cores())
-    yield "available memory", f"{available_memory() / 2**30:.1f} GiB"
+    yield "memory", f"{available_memory() / 2**30:.1f} of {total_memory() / 2**30:.1f} GiB available"
     try:
         from vllm_clone.kernels.cpu import ops
 

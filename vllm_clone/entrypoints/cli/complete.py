@@ -19,16 +19,12 @@ def run(args: argparse.Namespace) -> int:
     from vllm_clone.entrypoints.cli import openai_client as shared
 
     client, model = shared.connect(args)
-    options = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    options: dict[str, Any] = {"model": model} | shared.usage_option(args.stats)
+    if args.max_tokens is not None:
+        options["max_tokens"] = args.max_tokens
 
     def turn(text: str) -> None:
-        stream: Any = client.completions.create(
-            model=model,
-            prompt=text,
-            stream=True,
-            **options,
-            **shared.usage_option(args.stats),  # type: ignore[call-overload]
-        )
+        stream = client.completions.create(prompt=text, stream=True, **options)
         answer = shared.show(shared.completion_deltas(stream))
         if args.stats:
             shared.print_stats(answer)

@@ -1,24 +1,15 @@
 """`vllm`: finds the command, parses its flags, runs it. A user's mistake ends in one line, never in a traceback."""
 
+import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
 
+from vllm_clone import envs
+from vllm_clone.entrypoints.cli.parser import FlagParser, HelpShown, UsageError
 from vllm_clone.errors import ConfigError, EngineDeadError, ModelLoadError
-from vllm_clone.utils.flag_parser import FlagParser, UsageError
 from vllm_clone.version import VLLM_INTERFACE_VERSION, __version__
-
-
-class Command(Protocol):
-    """What a command's module offers."""
-
-    HELP: str
-    USAGE: str
-
-    def add_arguments(self, parser: FlagParser) -> None: ...
-    def run(self, args: object) -> int: ...
-
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("Serve a model over HTTP with the OpenAI API.", "vllm_clone.entrypoints.cli.serve"),
@@ -26,7 +17,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "complete": ("Complete a text with a model on a running server.", "vllm_clone.entrypoints.cli.complete"),
     "collect-env": ("Print what a bug report needs to know of this machine.", "vllm_clone.entrypoints.cli.collect_env"),
 }
-"""Command → what it does and the module that does it; the module is imported only when it runs."""
+"""Command → what it does and the module that does it, which is imported only when it runs.
+
+The module has ``add_arguments(parser: FlagParser)`` and ``run(args: Namespace) -> exit code``; it may have ``USAGE``
+and ``prepare_argv(argv) -> argv``, which edits the words before they are parsed.
+"""
 
 NOT_YET = ("bench", "run-batch", "launch", "snapshot", "preload", "download-kernels")
 """Commands of vLLM that do not exist here yet; they say so instead of pretending."""
@@ -37,29 +32,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
-        return 0 if argv else 2
+        return 0
     if argv[0] in ("-v", "--version"):
         print(f"{__version__} (interface of vLLM {VLLM_INTERFACE_VERSION})")
         return 0
-    name, rest = argv[0], argv[1:]
-    if name in NOT_YET:
-        return _fail(f"the command {name} is not implemented yet; {_known()}", 2)
-    if name not in COMMANDS:
-        return _fail(f"unknown command {name!r}; {_known()}", 2)
     try:
-        module = importlib.import_module(COMMANDS[name][1])
-        parser = FlagParser(f"vllm {name}", getattr(module, "USAGE", f"vllm {name} [options]"), COMMANDS[name][0])
-        module.add_arguments(parser)
-        prepare = getattr(module, "prepare_argv", list)
-        return int(module.run(parser.parse(prepare(rest))))
+        return _run(argv[0], argv[1:])
     except (UsageError, ConfigError) as error:
         return _fail(str(error), 2)
-    except (ModelLoadError, EngineDeadError) as error:
-        return _fail(str(error), 1)
-    except OSError as error:
+    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ModelLoadError, EngineDeadError, OSError) as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _run(name: str, argv: Sequence[str]) -> int:
+    if name in NOT_YET:
+        raise UsageError(f"the command {name} is not implemented yet; {_known()}")
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        raise UsageError(f"unknown command {name!r}; {f'did you mean {near[0]}?' if near else _known()}")
+    if problems := envs.problems():
+        raise ConfigError(problems[0])
+    text, module_name = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    parser = FlagParser(f"vllm {name}", getattr(module, "USAGE", f"vllm {name} [options]"), text)
+    module.add_arguments(parser)
+    prepare = getattr(module, "prepare_argv", list)
+    try:
+        args = parser.parse(prepare(argv))
+    except HelpShown:
+        sys.stdout.flush()
+        return 0
+    return int(module.run(args))
 
 
 def _overview() -> str:
@@ -73,8 +81,9 @@ def _known() -> str:
 
 
 def _fail(message: str, code: int) -> int:
+    """Say what is wrong in one line."""
     sys.stdout.flush()
-    print(f"vllm: error: {message}", file=sys.stderr)
+    print(f"vllm: error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 

@@ -2,15 +2,21 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import socket
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from vllm_clone.config import ENGINE_GROUPS, FrontendConfig
+from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, VllmConfig
 from vllm_clone.config.flags import flags_of
 from vllm_clone.engine.arg_utils import EngineArgs
+from vllm_clone.entrypoints.cli.parser import FlagParser, expand_config_file
 from vllm_clone.errors import ConfigError
-from vllm_clone.utils.flag_parser import FlagParser, expand_config_file
+
+if TYPE_CHECKING:
+    from vllm_clone.engine.engine_process import EngineProcess
 
 USAGE = "vllm serve [model_tag] [options]"
 GROUPS = (FrontendConfig, *ENGINE_GROUPS.values())
@@ -32,15 +38,12 @@ def prepare_argv(argv: Sequence[str]) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal or an engine's death; the exit code."""
-    if args.model_tag is not None:
-        args.model = args.model_tag
-    if not hasattr(args, "model"):
-        raise ConfigError("no model given; write vllm serve MODEL.")
+    args.model = _model_of(args)
     frontend = FrontendConfig(**{k: v for k, v in vars(args).items() if k in FrontendConfig.__dataclass_fields__})
     _check_frontend(frontend)
     engine_args = EngineArgs.from_namespace(args)
     config = engine_args.create_engine_config("server")
-    with contextlib.closing(claim_address(frontend)) as listener:
+    with claimed_address(frontend) as listener:
         if frontend.disable_frontend_multiprocessing:
             return _serve(config, frontend, listener, None, engine_args)
         from vllm_clone.engine.engine_process import EngineProcess
@@ -52,7 +55,26 @@ def run(args: argparse.Namespace) -> int:
             process.close()
 
 
-def _serve(config, frontend, listener, process, engine_args) -> int:  # type: ignore[no-untyped-def]
+def _model_of(args: argparse.Namespace) -> str:
+    """The model: as typed by itself, else ``--model``, which a config file may also give."""
+    flag = getattr(args, "model", None)
+    if args.model_tag is None:
+        if flag is None:
+            hint = "; --served-model-name takes every word after it" if "served_model_name" in args else ""
+            raise ConfigError(f"no model given; write vllm serve MODEL before the flags{hint}.")
+        return str(flag)
+    if flag not in (None, args.model_tag) and args.config is None:
+        raise ConfigError(f"two models given, {args.model_tag} and --model {flag}; leave one out.")
+    return str(args.model_tag)
+
+
+def _serve(
+    config: VllmConfig,
+    frontend: FrontendConfig,
+    listener: socket.socket,
+    process: "EngineProcess | None",
+    engine_args: EngineArgs,
+) -> int:
     from vllm_clone.entrypoints.launchers.api_server import run_server
 
     non_default = engine_args.values | {
@@ -66,39 +88,69 @@ def _serve(config, frontend, listener, process, engine_args) -> int:  # type: ig
 def _check_frontend(frontend: FrontendConfig) -> None:
     if not 0 < frontend.port < 65536:
         raise ConfigError(f"--port {frontend.port}: must be between 1 and 65535.")
-    for name in ("shutdown_timeout", "sse_keep_alive_interval"):
-        if getattr(frontend, name) < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(frontend, name)}: must be at least 0.")
-    if frontend.max_log_len is not None and frontend.max_log_len < 0:
-        raise ConfigError(f"--max-log-len {frontend.max_log_len}: must be at least 0.")
+    for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_log_len"):
+        value = getattr(frontend, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 0.")
+    if frontend.api_key is not None and not all(frontend.api_key):
+        raise ConfigError("--api-key: an empty key would let everyone in; give a key or leave the flag out.")
 
 
-def claim_address(frontend: FrontendConfig) -> socket.socket:
-    """Bind the address before anything slow happens. It listens only once the server is up.
+@contextlib.contextmanager
+def claimed_address(frontend: FrontendConfig) -> Iterator[socket.socket]:
+    """A socket that owns the server's address before anything slow happens, closed at the end.
+
+    It listens already, so that two servers cannot both believe the port is theirs; clients that come early wait.
 
     Raises:
         OSError: the address is taken or not ours; the message names it and a remedy.
     """
-    if frontend.uds is not None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address, where = frontend.uds, f"--uds {frontend.uds}"
-        with contextlib.suppress(OSError):
-            probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            with contextlib.closing(probe):
-                if probe.connect_ex(address) != 0:
-                    os.unlink(address)  # left behind by a server that was killed
-    else:
-        family = socket.AF_INET6 if ":" in (frontend.host or "") else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        address, where = (frontend.host or "0.0.0.0", frontend.port), f"--port {frontend.port}"  # type: ignore[assignment]
+    listener = _listen_unix(frontend.uds) if frontend.uds is not None else _listen_tcp(frontend.host, frontend.port)
+    listener.setblocking(False)
     try:
-        listener.bind(address)
-        # Two sockets may both be bound with SO_REUSEADDR while neither listens; listening settles whose it is.
-        if frontend.uds is None:
-            listener.listen(BACKLOG)
+        yield listener
+    finally:
+        listener.close()
+        if frontend.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(frontend.uds)
+
+
+def _listen_tcp(host: str | None, port: int) -> socket.socket:
+    host = (host or "0.0.0.0").removeprefix("[").removesuffix("]")
+    where = f"--port {port}" if host == "0.0.0.0" else f"--host {host} --port {port}"
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(f"{where}: {error.strerror}; stop the other server or choose another address.") from error
-    listener.setblocking(False)
+        raise OSError(f"{where}: {error.strerror}; {_remedy(error)}.") from error
+    return listener
+
+
+def _remedy(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "give an address of this machine, or no --host for all of them"
+    if error.errno == errno.EACCES:
+        return "choose a port above 1023"
+    return "stop the other server or choose another port"
+
+
+def _listen_unix(path: str) -> socket.socket:
+    where = f"--uds {path}"
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(f"{where}: exists and is no socket; choose another path.")
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+            if probe.connect_ex(path) == errno.ECONNREFUSED:
+                os.unlink(path)  # left behind by a server that was killed
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"{where}: {error.strerror or error}; stop the other server or choose another path.") from error
     return listener

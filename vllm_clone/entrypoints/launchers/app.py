@@ -42,7 +42,7 @@ def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, re
         allow_headers=frontend.allowed_headers,
     )
     app.add_middleware(RequestMetrics, metrics=HTTPMetrics(registry))
-    keys = [*(frontend.api_key or []), *filter(None, [envs.VLLM_API_KEY])]
+    keys = frontend.api_key or [key for key in [envs.VLLM_API_KEY] if key]
     if keys:
         app.add_middleware(Authentication, keys=keys)
     if frontend.enable_request_id_headers:

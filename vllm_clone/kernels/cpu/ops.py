@@ -179,6 +179,48 @@ def paged_attention(
     )  # fmt: skip
 
 
+LINEAR_TILE = 32
+"""Outputs per tile of packed weights."""
+
+
+def can_pack_linear(weight_NK: torch.Tensor) -> bool:
+    """Whether :func:`pack_linear` takes this matrix."""
+    return weight_NK.dtype == torch.float32 or (weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] % 2 == 0)
+
+
+def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
+    """Weights [N, K] in the order the kernel streams them: [⌈N/32⌉, K/2, 32, 2] (bf16) or [⌈N/32⌉, K, 32] (f32)."""
+    _require(can_pack_linear(weight_NK) and weight_NK.is_contiguous(), "pack_linear: float32 or even-width bfloat16 only")
+    n, k = weight_NK.shape
+    tiles = -(-n // LINEAR_TILE)
+    shape = (tiles, k, LINEAR_TILE) if weight_NK.dtype == torch.float32 else (tiles, k // 2, LINEAR_TILE, 2)
+    packed = torch.empty(shape, dtype=weight_NK.dtype)
+    _C.pack_linear(_DTYPES[weight_NK.dtype], packed.data_ptr(), weight_NK.data_ptr(), n, k)
+    return packed
+
+
+def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
+    """Rows of the matrix that :func:`pack_linear` packed: int64 [T] → [T, K]."""
+    picked = packed[rows_T // LINEAR_TILE, :, rows_T % LINEAR_TILE]
+    return picked.reshape(rows_T.shape[0], -1)
+
+
+def linear(x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_N: torch.Tensor | None) -> torch.Tensor:
+    """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N] in x's dtype; sums in float32."""
+    k = x_TK.shape[-1]
+    width = packed.shape[1] * (1 if packed.dim() == 3 else 2)
+    _require(k == width and x_TK.dtype == packed.dtype, "linear: x and weights must agree in width and dtype")
+    _require(bias_N is None or bias_N.dtype == x_TK.dtype, "linear: the bias must have x's dtype")
+    x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
+    rows = x.shape[0]
+    out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=x_TK.dtype)
+    _C.linear(
+        _DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(), 0 if bias_N is None else bias_N.data_ptr(),
+        rows, num_outputs, k, x.stride(0), num_outputs,
+    )  # fmt: skip
+    return out
+
+
 def dequantize_gguf(
     data: memoryview | torch.Tensor, ggml_type: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:

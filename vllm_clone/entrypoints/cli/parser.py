@@ -2,7 +2,9 @@
 
 import argparse
 import difflib
+import itertools
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -16,15 +18,19 @@ class UsageError(Exception):
     """A wrong command line; one line, exit code 2."""
 
 
+class HelpShown(Exception):
+    """Help was asked for and printed; exit code 0."""
+
+
 class FlagParser(argparse.ArgumentParser):
     """An ArgumentParser whose flags come in groups and whose errors are :class:`UsageError`.
 
-    Names may be written with dashes or underscores. ``--help`` shows the groups, ``--help=all`` every flag,
-    ``--help=WORD`` a group or the flags whose names contain the word.
+    Names may be written with dashes or underscores, and cut short while they stay unique. ``--help`` shows the groups,
+    ``--help=all`` every flag, ``--help=WORD`` a group or the flags whose names contain the word.
     """
 
     def __init__(self, prog: str, usage: str, description: str) -> None:
-        super().__init__(prog=prog, usage=usage, description=description, add_help=False, allow_abbrev=False)
+        super().__init__(prog=prog, usage=usage, description=description, add_help=False, allow_abbrev=True)
         self._usage_line = usage
         self.groups: dict[str, tuple[str, list[argparse.Action]]] = {}
 
@@ -35,23 +41,28 @@ class FlagParser(argparse.ArgumentParser):
         self.groups[config_class.__name__.replace("FrontendConfig", "Frontend")] = (summary, actions)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse, or print help and exit 0. Flags not given leave no attribute.
+        """Parse a command line. Flags not given leave no attribute.
 
         Raises:
+            HelpShown: the line asks for help, wherever it does.
             UsageError: an unknown flag, a missing or a wrong value.
         """
         argv = [_with_dashes(a) for a in argv]
-        for arg in argv:
+        for arg in itertools.takewhile(lambda a: a != "--", argv):
             if arg in ("-h", "--help") or arg.startswith("--help="):
                 self._print_help(arg.partition("=")[2])
-                raise SystemExit(0)
+                raise HelpShown
         namespace, rest = self.parse_known_args(argv)
         if rest:
             raise UsageError(self._unknown(rest[0]))
         return namespace
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        switch = re.fullmatch(r"argument (--[\w-]+)/--no-[\w-]+: ignored explicit argument .*", message)
+        if switch is not None:
+            name = switch[1]
+            message = f"{name} takes no value; write {name} or --no-{name[2:]}"
+        raise UsageError(message.removeprefix("argument "))
 
     def flag_names(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
@@ -63,7 +74,7 @@ class FlagParser(argparse.ArgumentParser):
             action = "store_true" if spec.one_way else argparse.BooleanOptionalAction
             return self.add_argument(*names, action=action, **options)
         if spec.kind == "list":
-            return self.add_argument(*names, nargs="+", action=_ListAction, metavar="VALUE", **options)
+            return self.add_argument(*names, nargs="+", action=_list_action(spec), metavar="VALUE", **options)
         return self.add_argument(*names, type=_Value(spec), metavar=_metavar(spec), **options)
 
     def _unknown(self, arg: str) -> str:
@@ -76,18 +87,15 @@ class FlagParser(argparse.ArgumentParser):
 
     def _print_help(self, word: str) -> None:
         wanted = word.lower().replace("_", "-")
-        if not wanted and self.groups:
-            print(f"usage: {self._usage_line}\n\n{self.description}\n\nFlags come in groups:")
-            for name, (summary, actions) in self.groups.items():
-                print(f"  {name:<22}{summary} ({len(actions)})")
-            print(f"\n{self.prog} --help=all shows every flag, --help=GROUP a group, --help=WORD the flags named so.")
-            return
-        by_group = [n for n in self.groups if n.lower() == wanted]
-        plain = [a for a in self._actions if not any(a in actions for _, actions in self.groups.values())]
+        in_groups = {id(action) for _, actions in self.groups.values() for action in actions}
+        plain = [a for a in self._actions if id(a) not in in_groups]
+        by_group = [name for name in self.groups if name.lower() == wanted]
         if wanted in ("", "all"):
             print(f"usage: {self._usage_line}\n\n{self.description}\n")
             _show(plain)
-            for name, (summary, actions) in self.groups.items():
+            if self.groups and not wanted:
+                self._print_group_names()
+            for name, (summary, actions) in self.groups.items() if wanted else ():
                 print(f"\n{name}: {summary}")
                 _show(actions)
         elif by_group:
@@ -98,20 +106,34 @@ class FlagParser(argparse.ArgumentParser):
             found = [a for a in self._actions if any(wanted in option for option in a.option_strings)]
             print(f"Flags matching {word!r}:" if found else f"No group or flag matches {word!r}.")
             _show(found)
+            if not found:
+                print(f"{self.prog} --help lists the groups, --help=all every flag.")
+
+    def _print_group_names(self) -> None:
+        print("\nFlags come in groups:")
+        for name, (summary, actions) in self.groups.items():
+            print(f"  {name:<22}{summary} ({len(actions)})")
+        print(f"\n{self.prog} --help=all shows every flag, --help=GROUP a group, --help=WORD the flags named so.")
 
 
-class _ListAction(argparse.Action):
-    """Words, or one JSON list."""
+def _list_action(spec: FlagSpec) -> type[argparse.Action]:
+    """An action that takes words, or one JSON list, as the list that the flag's type asks for."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        if len(values) == 1 and values[0].startswith("["):
+    class ListAction(argparse.Action):
+        def __call__(
+            self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+        ) -> None:
+            if len(values) == 1 and values[0].startswith("["):
+                values = _json(spec, values[0])
+            if spec.nullable and values in ([""], ["None"]):
+                values = None
             try:
-                values = json.loads(values[0])
+                values = spec.check(values, from_text=True)
             except ValueError as error:
-                raise UsageError(f"{option_string} {values[0]}: not a JSON list ({error})") from error
-        setattr(namespace, self.dest, values)
+                raise UsageError(f"{spec.name} {json.dumps(values)}: {error}") from error
+            setattr(namespace, self.dest, values)
+
+    return ListAction
 
 
 class _Value:
@@ -124,18 +146,32 @@ class _Value:
         spec = self._spec
         if spec.nullable and text in ("", "None"):
             return None
+        if spec.kind == "json":
+            value = _json(spec, text)
+            if not isinstance(value, dict):
+                raise UsageError(f"{spec.name} {text}: must be a JSON object")
+            return value
         try:
-            value = json.loads(text) if spec.kind == "json" else spec.parse(text)
+            value = spec.parse(text)
         except ValueError as error:
-            what = "JSON" if spec.kind == "json" else spec.type_name
-            raise UsageError(f"{spec.name} {text}: not a valid {what} ({error})") from error
-        if spec.kind == "json" and not isinstance(value, dict):
-            raise UsageError(f"{spec.name} {text}: must be a JSON object")
+            raise UsageError(f"{spec.name} {text}: {_reason(spec, error)}") from error
         if spec.choices and value not in spec.choices:
             near = difflib.get_close_matches(text, [str(c) for c in spec.choices], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(f"{spec.name} {text}: not one of {', '.join(map(str, spec.choices))}{hint}")
         return value
+
+
+def _json(spec: FlagSpec, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{spec.name} {text}: not valid JSON ({error})") from error
+
+
+def _reason(spec: FlagSpec, error: ValueError) -> str:
+    """Our own parsers explain themselves; int and float do not."""
+    return {int: "not a whole number", float: "not a number"}.get(spec.parse, str(error))
 
 
 def _with_dashes(arg: str) -> str:
@@ -152,7 +188,8 @@ def _metavar(spec: FlagSpec) -> str:
 
 
 def _described(spec: FlagSpec) -> str:
-    return f"{spec.help} (default: {spec.default})".replace("%", "%%")
+    default = json.dumps(spec.default) if isinstance(spec.default, list | dict) else spec.default
+    return f"{spec.help} (default: {default})".replace("%", "%%")
 
 
 def _show(actions: Iterable[argparse.Action]) -> None:
@@ -165,46 +202,56 @@ def _show(actions: Iterable[argparse.Action]) -> None:
 
 
 def expand_config_file(argv: Sequence[str], one_way: frozenset[str]) -> list[str]:
-    """Replace ``--config FILE`` (or ``--config=FILE``) by the YAML file's flags, before all typed ones.
+    """Put the flags of the YAML file that ``--config FILE`` (or ``--config=FILE``) names before all typed ones.
 
     ``one_way`` names the switches that have no ``--no-`` form; false for them means leaving them out.
 
     Raises:
         ConfigError: unreadable, not a mapping, or given twice.
     """
-    argv, found = list(argv), []
-    for i, arg in enumerate(argv):
-        if arg == "--config" or arg.startswith("--config="):
-            found.append(i)
+    found = [i for i, arg in enumerate(argv) if arg == "--config" or arg.startswith("--config=")]
     if not found:
-        return argv
+        return list(argv)
     if len(found) > 1:
         raise ConfigError("--config may be given once; merge the files.")
-    i = found[0]
-    path, used = (argv[i].partition("=")[2], 1) if "=" in argv[i] else (argv[i + 1] if i + 1 < len(argv) else "", 2)
-    return _yaml_flags(path, one_way) + argv[:i] + argv[i + used :]
+    typed = argv[found[0]]
+    following = argv[found[0] + 1 : found[0] + 2]
+    path = typed.partition("=")[2] if "=" in typed else next(iter(following), "")
+    if not path:
+        raise ConfigError("--config: no file given; write --config FILE.")
+    return [*_yaml_flags(path, one_way), *argv]
 
 
 def _yaml_flags(path: str, one_way: frozenset[str]) -> list[str]:
+    argv: list[str] = []
+    for key, value in _read_yaml(path).items():
+        name = "--" + str(key).replace("_", "-")
+        if name == "--config":
+            raise ConfigError(f"--config {path}: names another config file; merge the two.")
+        if isinstance(value, bool):
+            if value or name not in one_way:
+                argv.append(name if value else "--no-" + name[2:])
+        elif value is not None:
+            # One word with "=": a list must not swallow the words that follow it.
+            text = json.dumps(value, default=str) if isinstance(value, list | dict) else str(value)
+            argv.append(f"{name}={text}")
+    return argv
+
+
+def _read_yaml(path: str) -> dict[Any, Any]:
     import yaml
 
     try:
         with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file) or {}
+            values = yaml.safe_load(file)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"--config {path}: not valid YAML{where}: {getattr(error, 'problem', error)}.") from error
+    if values is None:
+        return {}
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: must map flag names to values.")
-    argv: list[str] = []
-    for key, value in values.items():
-        name = "--" + str(key).replace("_", "-")
-        if isinstance(value, bool):
-            if value or name not in one_way:
-                argv.append(name if value else "--no-" + name[2:])
-        elif isinstance(value, list | dict):
-            argv += [name, json.dumps(value)]
-        elif value is not None:
-            argv.append(f"{name}={value}")
-    return argv
+    return values
