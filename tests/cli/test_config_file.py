@@ -44,7 +44,7 @@ def parse(tmp_path: Path):
         ("hf-overrides: {when: 2026-01-01}", {"hf_overrides": {"when": "2026-01-01"}}),
         ("port: null", {}),
         ("response-role: --odd", {"response_role": "--odd"}),
-        ("chat-template: 'a\n\n  b'", {"chat_template": "a\n  b"}),
+        ("chat-template: |\n  a\n    b\n", {"chat_template": "a\n  b\n"}),
         ("", {}),
         ("# nothing\n", {}),
     ],

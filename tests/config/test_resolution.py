@@ -242,7 +242,9 @@ def test_the_longest_sequence_a_config_json_states(hf, length):
 
 @pytest.mark.parametrize("asked", [None, -1, "auto"])
 def test_unset_or_auto_takes_the_models_length(resolve, asked):
-    assert resolve(max_model_len=asked).model_config.max_model_len == 4096
+    model = resolve(max_model_len=asked).model_config
+    assert model.max_model_len == 4096
+    assert model.fit_max_model_len is (asked is not None)
 
 
 def test_a_model_that_states_no_length_gets_2048_or_what_is_asked(resolve):

@@ -152,6 +152,19 @@ def test_one_request_of_full_length_and_the_null_block_just_fit() -> None:
         plan(BLOCK_BYTES * 8, max_model_len=113)
 
 
+def test_a_length_left_to_the_engine_is_lowered_to_what_fits_but_not_to_nothing() -> None:
+    config = fake_config(max_model_len=4096)
+    config.cache_config.num_gpu_blocks_override = None
+    config.model_config.fit_max_model_len = True
+    groups = group_layers({"layer": FullAttentionSpec(16, 1, 8, "float32")})
+    assert plan_kv_cache(config, groups, BLOCK_BYTES * 8).num_blocks == 8
+    assert config.model_config.max_model_len == 7 * 16
+    assert plan_kv_cache(config, groups, BLOCK_BYTES * 999).num_blocks == 999
+    assert config.model_config.max_model_len == 7 * 16
+    with pytest.raises(ConfigError):
+        plan_kv_cache(config, groups, BLOCK_BYTES)
+
+
 @pytest.mark.parametrize("available", [0, BLOCK_BYTES - 1, BLOCK_BYTES])
 def test_a_cache_without_a_usable_block_says_so(available: int) -> None:
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):

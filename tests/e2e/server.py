@@ -93,6 +93,16 @@ class Server:
             raise
 
 
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run; one that has ended but was not reaped yet by its new parent does not."""
+    alive = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
 def start(model: str, log: Path, *args: str, port: int | None = None, env: dict[str, str] | None = None) -> Server:
     """Start a server; it is not ready yet. Its log goes to ``log``."""
     port = port or free_port()
@@ -114,8 +124,8 @@ def running(model: str, log: Path, *args: str, env: dict[str, str] | None = None
         family = server.children()
         yield server
         server.stop()
-        _, alive = psutil.wait_procs(family, timeout=5)
-        assert not alive, f"left behind: {alive}"
+        psutil.wait_procs(family, timeout=1)
+        assert not living(family), f"left behind: {living(family)}"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.process.pid, signal.SIGKILL)

@@ -57,6 +57,18 @@ def test_a_request_gets_its_tokens_and_text(engine_of: Engine) -> None:
     run(main)
 
 
+def test_a_length_that_the_engine_lowers_holds_in_front_too(engine_of: Engine) -> None:
+    async def main():
+        config = fake_config(num_blocks=5)
+        config.model_config.fit_max_model_len = True
+        async with engine_of(config) as engine:
+            assert engine.vllm_config.model_config.max_model_len == 4 * 16
+            with pytest.raises(RequestError, match="64"):
+                await collect(engine, "x" * 65, SamplingParams(max_tokens=1))
+
+    run(main)
+
+
 def test_deltas_add_up_to_the_whole(engine_of: Engine) -> None:
     async def main():
         async with engine_of(fake_config()) as engine:

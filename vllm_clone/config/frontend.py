@@ -15,7 +15,7 @@ class FrontendConfig:
     host: str | None = flag(None, "Address to listen on; all interfaces when not given.", nullable=True)
     port: int = flag(8000, "Port to listen on.")
     uds: str | None = flag(None, "Unix socket to listen on instead of host and port.", nullable=True)
-    api_key: list[str] | None = flag(None, "Keys of which clients must send one.", nullable=True, secret=True)
+    api_key: list[str] | None = flag(None, "Keys of which clients must send one.", secret=True)
     allowed_origins: list[str] = flag([], "Origins that browsers may call from.")
     allowed_methods: list[str] = flag(["*"], "Methods that browsers may use.")
     allowed_headers: list[str] = flag(["*"], "Headers that browsers may send.")

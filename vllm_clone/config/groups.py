@@ -22,7 +22,7 @@ class ModelConfig:
     dtype: Dtype = flag("auto", "Data type of weights and activations; auto follows the checkpoint.")
     seed: int = flag(0, "Seed of everything random that a request does not seed itself.")
     revision: str | None = flag(None, "Branch, tag or commit of the model on the hub.", nullable=True)
-    max_model_len: IntOrAuto | None = flag(None, "Longest prompt plus output in tokens; the model's own by default.")
+    max_model_len: IntOrAuto | None = flag(None, "Longest prompt plus output in tokens; auto: what memory allows.")
     max_logprobs: int = flag(20, "Most log-probabilities per token a request may ask for; -1 lifts the limit.")
     logprobs_mode: LogprobsMode = flag("raw_logprobs", "Which scores logprobs report: before or after processing.")
     skip_tokenizer_init: bool = flag(False, "Load no tokenizer; prompts are token ids and no text comes back.")
@@ -41,6 +41,8 @@ class ModelConfig:
     """The text model's config.json, or the same facts from GGUF metadata."""
     architecture: str = resolved("")
     vocab_size: int = resolved(0)
+    fit_max_model_len: bool = resolved(False)
+    """Whether the engine may lower max_model_len to what its KV cache holds (--max-model-len auto)."""
     generation_defaults: dict[str, Any] = resolved({})
     """Sampling defaults that differ from the library's, including max_tokens."""
     eos_token_ids: list[int] = resolved([])

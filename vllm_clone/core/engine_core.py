@@ -168,6 +168,8 @@ class EngineCore:
 def plan_kv_cache(config: VllmConfig, groups: tuple[KVCacheGroup, ...], available_bytes: int) -> KVCacheConfig:
     """Number of blocks for ``available_bytes`` (or the override), checked against ``max_model_len``.
 
+    Where the configuration lets the engine fit it, ``max_model_len`` is lowered to what the blocks hold.
+
     Raises:
         ConfigError: one request of ``max_model_len`` tokens does not fit; says what would.
     """
@@ -185,6 +187,10 @@ def plan_kv_cache(config: VllmConfig, groups: tuple[KVCacheGroup, ...], availabl
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if sizes.max_blocks(middle) <= usable else (low, middle - 1)
+    if low and config.model_config.fit_max_model_len:
+        config.model_config.max_model_len = low
+        logger.info("max_model_len is lowered from %d to %d tokens, which the KV cache holds.", max_model_len, low)
+        return KVCacheConfig(num_blocks, groups)
     fits = f"--max-model-len of at most {low}" if low else "a larger cache; not even one block fits"
     raise ConfigError(
         f"One request of max_model_len {max_model_len} tokens needs {_mib((needed + 1) * block_bytes)} of KV cache "

@@ -228,6 +228,7 @@ def _resolve_length(config: VllmConfig) -> None:
     asked = model.max_model_len
     if asked is None or asked == -1:
         model.max_model_len = derived or FALLBACK_MAX_MODEL_LEN
+        model.fit_max_model_len = asked == -1
     elif derived is not None and asked > derived and not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
         raise ConfigError(
             f"--max-model-len {asked}: the model supports {derived} tokens; use at most that, or set "

@@ -75,6 +75,7 @@ class AsyncLLM:
             EngineDeadError: it cannot start; the message is the cause and the remedy in one line.
         """
         self.ready = await self._client.wait_ready()
+        self.vllm_config.model_config.max_model_len = self.ready.max_model_len
         if self._handler is None:
             self._handler = asyncio.create_task(self._handle_outputs(), name="engine-outputs")
         return self.ready

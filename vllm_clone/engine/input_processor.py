@@ -25,9 +25,7 @@ class InputProcessor:
     """
 
     def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
-        model = config.model_config
-        assert isinstance(model.max_model_len, int)
-        self.max_model_len = model.max_model_len
+        model = self._model = config.model_config
         self.vocab_size = model.vocab_size
         self._max_logprobs = model.max_logprobs
         self._tokenizer = tokenizer
@@ -35,6 +33,13 @@ class InputProcessor:
         self._other_eos_ids = [i for i in model.eos_token_ids if i != self._eos_token_id]
         self._defaults = model.generation_defaults
         self._seeds = random.Random(model.seed)
+
+    @property
+    def max_model_len(self) -> int:
+        """Read each time: an engine told to fit its memory settles it only when it is ready."""
+        length = self._model.max_model_len
+        assert isinstance(length, int)
+        return length
 
     def default_params(self) -> SamplingParams:
         """Parameters of a request that gives none: the model's generation defaults over the library's."""

@@ -35,7 +35,8 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 def one_two_five(limit: int) -> list[int]:
     """1, 2, 5, 10, 20, 50 … up to ``limit``."""
-    out, scale = [], 1
+    out: list[int] = []
+    scale = 1
     while True:
         for step in (1, 2, 5):
             if step * scale > limit:

@@ -21,9 +21,11 @@ class SlowTokenizer(Tokenizer):
             self._hf = AutoTokenizer.from_pretrained(
                 path, trust_remote_code=trust_remote_code, local_files_only=is_offline()
             )
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ConfigError(f"No tokenizer can be built from {path}: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # each kind of tokenizer fails in its own way
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(f"No tokenizer can be built from {path}: {reason}") from error
         self.name = path
+        self._vocab = self._hf.get_vocab()
         self.vocab_size = len(self._hf)
         self.special = {r: str(t) for r in SPECIAL_ROLES if (t := getattr(self._hf, r, None)) is not None}
         self.special_ids = frozenset(self._hf.all_special_ids)
@@ -44,7 +46,7 @@ class SlowTokenizer(Tokenizer):
         return [str(self._hf.convert_ids_to_tokens(i) or "") if 0 <= i < self.vocab_size else "" for i in ids]
 
     def token_to_id(self, token: str) -> int | None:
-        return self._hf.get_vocab().get(token)
+        return self._vocab.get(token)
 
     def new_decode_stream(
         self,
@@ -62,7 +64,7 @@ class SlowTokenizer(Tokenizer):
 
     @property
     def _is_byte_level(self) -> bool:
-        return "Ġ" in self._hf.get_vocab()
+        return "Ġ" in self._vocab
 
 
 class _SlowStream(DecodeStream):

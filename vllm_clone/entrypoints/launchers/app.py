@@ -1,5 +1,7 @@
 """The ASGI application: routes, layers, errors."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
@@ -24,7 +26,9 @@ def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, re
         ConfigError: the chat template cannot be read.
     """
     serving, load = Serving(engine, config, frontend), Load()
-    docs = {} if not frontend.disable_fastapi_docs else {"openapi_url": None, "docs_url": None, "redoc_url": None}
+    docs: dict[str, Any] = {}
+    if frontend.disable_fastapi_docs:
+        docs = {"openapi_url": None, "docs_url": None, "redoc_url": None}
     app = FastAPI(root_path=frontend.root_path or "", **docs)
     app.include_router(openai_routes(serving, load))
     app.include_router(service_routes(serving, load, registry))

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -150,7 +151,7 @@ class Serving:
             )
         messages = body.plain_messages()
         size = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
-        arguments = {
+        arguments: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt,
             "continue_final_message": body.continue_final_message,
             "tools": body.plain_tools(),
@@ -160,7 +161,7 @@ class Serving:
         }
         if size > INLINE_CHARS or template is not None:
             return await asyncio.to_thread(self.renderer.render, messages, **arguments)
-        return self.renderer.render(messages, **arguments)  # type: ignore[arg-type]
+        return self.renderer.render(messages, **arguments)
 
     async def prepare(
         self,

@@ -37,7 +37,7 @@ async def kept_alive(events: AsyncIterator[bytes], interval: float) -> AsyncIter
     pending: asyncio.Future[bytes] | None = None
     try:
         while True:
-            pending = pending or asyncio.ensure_future(iterator.__anext__())  # type: ignore[arg-type]
+            pending = pending or asyncio.ensure_future(iterator.__anext__())
             done, _ = await asyncio.wait([pending], timeout=interval)
             if not done:
                 yield KEEP_ALIVE

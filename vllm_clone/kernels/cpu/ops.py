@@ -8,8 +8,8 @@ import math
 import numpy as np
 import torch
 
+import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
-from vllm_clone.kernels.cpu import _C
 from vllm_clone.platforms.cpu import num_usable_cores
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -190,7 +190,7 @@ def can_pack_linear(weight_NK: torch.Tensor) -> bool:
 
 def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
     """Weights [N, K] in the order the kernel streams them: [⌈N/32⌉, K/2, 32, 2] (bf16) or [⌈N/32⌉, K, 32] (f32)."""
-    _require(can_pack_linear(weight_NK) and weight_NK.is_contiguous(), "pack_linear: float32 or even-width bfloat16 only")
+    _require(can_pack_linear(weight_NK) and weight_NK.is_contiguous(), "pack_linear: float32 or bfloat16 of even width")
     n, k = weight_NK.shape
     tiles = -(-n // LINEAR_TILE)
     shape = (tiles, k, LINEAR_TILE) if weight_NK.dtype == torch.float32 else (tiles, k // 2, LINEAR_TILE, 2)
