@@ -3,7 +3,7 @@
 # make lint     ruff, mypy, import-linter
 PYTHON ?= python3
 VENV   ?= .venv
-TORCH  ?= $(shell test -e /proc/driver/nvidia/version && echo 'torch' || echo 'torch==2.13.0')
+TORCH  ?= $(shell test -e /proc/driver/nvidia/version && echo 'torch>=2.11,<2.15' || echo 'torch==2.13.0')
 MODEL  ?=
 ARGS   ?=
 JOBS   ?= 2
@@ -17,13 +17,13 @@ env: $(VENV)/.installed
 
 # Two torch builds exist under one version; where there is no GPU, prefer the one without CUDA libraries.
 $(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/pip install -q '$(TORCH)'
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
-	$(BIN)/pip install -q 'scikit-build-core>=0.10' 'nanobind>=2.2'
 	$(BIN)/pip install -q -e .
 	touch $@
 
@@ -40,7 +40,7 @@ serve: $(VENV)/.smollm2
 	exec $(BIN)/vllm serve "$$($(BIN)/python -c "$(SMOLLM2)")" --served-model-name SmolLM2-135M-Instruct $(ARGS)
 else
 serve: env
-	exec $(BIN)/vllm serve $(MODEL) $(ARGS)
+	exec $(BIN)/vllm serve "$(MODEL)" $(ARGS)
 endif
 
 test: $(VENV)/.test

@@ -44,8 +44,13 @@ def model_file() -> Path:
 
 
 def reference(dtype: torch.dtype) -> PreTrainedModel:
+    """transformers' model with plain dense weights: its GGUF loader may keep them packed and compute in float32."""
     path = model_file()
-    return AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+    state = {name: value.detach().to(dtype) for name, value in loaded.state_dict().items()}
+    dense = AutoModelForCausalLM.from_config(loaded.config, dtype=dtype)
+    dense.load_state_dict(state)
+    return dense.eval()
 
 
 def chat_prompts(llm: LLM, count: int) -> list[list[int]]:

@@ -185,6 +185,7 @@ void write_cache(DType dtype, void* cache, const void* key, const void* value, c
 
 constexpr int kTileRows = 48;   // rows (queries × heads of one key head) that share a pass over the keys
 constexpr int kMaxHead = 512;
+constexpr int kSplitKeys = 256;  // keys of a decoding row that one thread takes
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 // One pass of some query rows over a range of keys. Row i of q belongs to token position[i].
@@ -285,8 +286,8 @@ struct TilePass {
         row[j] = s;
         best = s > best ? s : best;
       }
-      if (best == kNegInf) {
-        std::fill(row, row + size, 0.0f);
+      if (best == kNegInf) {  // nothing to see here, or nothing but NaN, which must come out as NaN
+        for (int j = 0; j < size; ++j) row[j] = row[j] == kNegInf ? 0.0f : row[j];
         continue;
       }
       if (best > top[i]) {
@@ -409,15 +410,17 @@ void merge(const AttentionArgs& args, const Tile& tile, const float* partials) {
       for (int d = 0; d < dim; ++d) out[d] += p[d] * factor;
     }
     T* to = static_cast<T*>(args.out) + (token * args.num_heads + tile.kv_head * group + g) * dim;
-    for (int d = 0; d < dim; ++d) to[d] = from_float<T>(total > 0 ? out[d] / total : 0.0f);
+    const float inverse = total > 0 ? 1.0f / total : 0.0f;
+    for (int d = 0; d < dim; ++d) to[d] = from_float<T>(out[d] * inverse);
   }
 }
 
+// How a row's keys are split depends on the row alone, so that its result changes neither with the number of threads
+// nor with the other rows of the batch.
 std::vector<Tile> plan_tiles(const AttentionArgs& args) {
   std::vector<Tile> tiles;
   const int group = args.num_heads / args.num_kv_heads;
   const int queries_per_tile = std::max(1, kTileRows / group);
-  const int64_t decode_items = args.num_requests * args.num_kv_heads, threads = num_threads();
   for (int32_t r = 0; r < args.num_requests; ++r) {
     const int64_t count = args.query_start[r + 1] - args.query_start[r], offset = args.seq_lens[r] - count;
     for (int32_t h = 0; h < args.num_kv_heads; ++h) {
@@ -426,9 +429,7 @@ std::vector<Tile> plan_tiles(const AttentionArgs& args) {
         const int64_t end = offset + first + queries;
         const int64_t begin =
             args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
-        int64_t splits = 1;
-        if (count == 1 && decode_items < 4 * threads)
-          splits = std::clamp<int64_t>((end - begin) / 128, 1, (4 * threads + decode_items - 1) / decode_items);
+        const int64_t splits = count == 1 ? std::max<int64_t>(1, (end - begin) / kSplitKeys) : 1;
         const int64_t blocks = (end - begin + args.block_size - 1) / args.block_size;
         for (int64_t s = 0; s < splits; ++s) {
           const int64_t from = s == 0 ? begin : begin + blocks * s / splits * args.block_size;

@@ -60,6 +60,7 @@ def test_a_value_of_another_type_or_choice_is_refused(name, value, match):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("seed", 2**63),
         ("gpu_memory_utilization", 0.0),
         ("gpu_memory_utilization", 1.01),
         ("gpu_memory_utilization", float("nan")),
@@ -141,10 +142,16 @@ def test_overrides_are_laid_over_config_json(resolve):
     [
         ({"architectures": None}, "names no architectures"),
         ({"architectures": "LlamaForCausalLM"}, "names no architectures"),
-        ({"vocab_size": "many"}, "no integer vocab_size"),
+        ({"architectures": [5]}, "names no architectures"),
+        ({"vocab_size": "many"}, "no vocab_size above 0"),
+        ({"vocab_size": True}, "no vocab_size above 0"),
+        ({"vocab_size": 0}, "no vocab_size above 0"),
+        ({"eos_token_id": "</s>"}, "eos_token_id must be"),
         ({"text_config": {}}, "multimodal"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope factor must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope factor '2' must be above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": -2}}, "rope factor -2 must be above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "rope factor 1e.300 must be above 0"),
     ],
 )
 def test_a_config_json_that_cannot_work_is_refused(resolve, config, match):
@@ -215,6 +222,7 @@ def test_a_cache_of_another_type_than_the_model_is_refused(resolve):
         ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048),
         ({"max_position_embeddings": 4096, "model_max_length": 9000}, 9000),
         ({"max_position_embeddings": None}, None),
+        ({"max_position_embeddings": -5, "n_positions": 0}, None),
         ({}, None),
         ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2.5}}, 10240),

@@ -1,5 +1,6 @@
 """Finding a model: local first, the hub only for ids, and one line when it is not there."""
 
+import fnmatch
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.gguf_bytes import LLAMA, write
+from tests.hub.gguf_bytes import LLAMA, gguf_bytes, write
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 
@@ -105,6 +106,77 @@ def test_a_tokenizer_needs_no_config_and_fetches_no_weights(tmp_path: Path, monk
     assert resolve_tokenizer(str(tmp_path)) == tmp_path
     with pytest.raises(ConfigError, match="does not exist"):
         resolve_tokenizer("/no/such/tokenizer")
+
+
+class FakeHub:
+    """A hub with one repository; remembers what was asked for and puts those files into a folder."""
+
+    def __init__(self, folder: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.files = folder, files
+        self.asked: list[str] = []
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setattr("huggingface_hub.snapshot_download", self.snapshot_download)
+        monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda api, repo, revision: list(files))
+
+    def snapshot_download(self, repo: str, *, allow_patterns: list[str], **kwargs: object) -> str:
+        assert repo == "owner/name"
+        self.folder.mkdir()
+        self.asked = sorted(n for n in self.files if any(fnmatch.fnmatch(n, p) for p in allow_patterns))
+        for name in self.asked:
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_bytes(self.files[name])
+        return str(self.folder)
+
+
+GGUF = gguf_bytes(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("held", "fetched"),
+    [
+        (
+            ["config.json", "model.safetensors", "pytorch_model.bin", "consolidated.safetensors", "README.md",
+             "tokenizer.json", "original/consolidated.pth", "onnx/model.bin", "additional_chat_templates/rag.jinja"],
+            ["additional_chat_templates/rag.jinja", "config.json", "model.safetensors", "tokenizer.json"],
+        ),
+        (["config.json", "pytorch_model.bin"], ["config.json", "pytorch_model.bin"]),
+        (["config.json", "model.safetensors", "x.Q8_0.gguf"], ["config.json", "model.safetensors"]),
+        (["README.md", "x.Q8_0.gguf"], ["x.Q8_0.gguf"]),
+    ],
+)  # fmt: skip
+def test_one_set_of_weights_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: list[str], fetched: list[str]
+) -> None:
+    hub = FakeHub(tmp_path / "snapshot", dict.fromkeys(held, GGUF), monkeypatch)
+    resolve_model("owner/name")
+    assert hub.asked == fetched
+
+
+def test_a_part_of_its_name_picks_a_gguf_file_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = dict.fromkeys(["config.json", "x.Q4_K_M.gguf", "x.Q8_0.gguf"], GGUF)
+    hub = FakeHub(tmp_path / "snapshot", files, monkeypatch)
+    found = resolve_model("owner/name:Q8_0")
+    assert (found.path.name, found.format, hub.asked) == ("x.Q8_0.gguf", "gguf", ["x.Q8_0.gguf"])
+
+
+def test_a_choice_of_gguf_files_must_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = dict.fromkeys(["x.Q4_K_M.gguf", "x.Q4_K_S.gguf"], GGUF)
+    FakeHub(tmp_path / "snapshot", files, monkeypatch)
+    assert "several GGUF files; add a part of a name, as owner/name:Q4_K_M" in refused("owner/name")
+    assert "must match Q4; found x.Q4_K_M.gguf, x.Q4_K_S.gguf" in refused("owner/name:Q4")
+    FakeHub(tmp_path / "again", files, monkeypatch)
+    assert "must match F16; found none" in refused("owner/name:F16")
+
+
+def test_a_hub_that_lists_nothing_may_still_deliver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(tmp_path / "snapshot", {"config.json": b"{}", "model.safetensors": b""}, monkeypatch)
+
+    def unreachable(*args: object, **kwargs: object) -> list[str]:
+        raise ConnectionError
+
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", unreachable)
+    assert resolve_model("owner/name").format == "hf"
+    assert hub.asked == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"a": }', "[" * 100_000, "\ufeff{}"])

@@ -94,13 +94,16 @@ def test_layers_of_different_groups_share_a_tensor():
     assert full.data_ptr() == sliding.data_ptr()
 
 
-def test_threads_follow_the_environment(make_worker, monkeypatch):
+def test_torchs_threads_follow_the_environment_where_torch_does_the_work(make_worker, monkeypatch):
     chosen = []
     monkeypatch.setenv("VLLM_CPU_THREADS", "3")
     monkeypatch.setattr(cpu, "num_usable_cores", lambda: 7)
-    worker = make_worker(GIB)
+    config = make_worker(GIB)._config
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    Worker(worker._config)
+    config.model_config.dtype = "float16"
+    Worker(config)
     monkeypatch.delenv("VLLM_CPU_THREADS")
-    Worker(worker._config)
-    assert chosen == [3, 7]
+    Worker(config)
+    config.model_config.dtype = "bfloat16"
+    Worker(config)
+    assert chosen == [3, 7, 1]

@@ -115,6 +115,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "seed": (lambda v: -(2**63) <= v < 2**63, "must be a 64-bit number"),
     "gpu_memory_utilization": (lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
     "kv_cache_memory_bytes": (lambda v: v > 0, "must be positive"),
     "num_gpu_blocks_override": (lambda v: v > 1, "must be at least 2: block 0 is a placeholder"),
@@ -160,11 +161,11 @@ def _resolve_model(config: VllmConfig) -> None:
     if isinstance(hf.get("text_config"), dict):
         raise ConfigError(f"{model.path}: multimodal models (text_config in config.json) are not implemented yet.")
     architectures = hf.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ConfigError(f"{model.path}: config.json names no architectures; set them with --hf-overrides.")
     model.hf_config, model.architecture = hf, architectures[0]
-    if not isinstance(hf.get("vocab_size"), int):
-        raise ConfigError(f"{model.path}: config.json has no integer vocab_size.")
+    if not _is_count(hf.get("vocab_size")):
+        raise ConfigError(f"{model.path}: config.json has no vocab_size above 0.")
     model.vocab_size = hf["vocab_size"]
     if model.tokenizer is None:
         model.tokenizer_path = model.path
@@ -183,7 +184,10 @@ def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
     eos = source.get("eos_token_id")
     if eos is None:
         eos = model.hf_config.get("eos_token_id")
-    model.eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if not all(isinstance(token_id, int) for token_id in eos):
+        raise ConfigError(f"{model.path}: eos_token_id must be one or more token ids, not {eos!r}.")
+    model.eos_token_ids = eos
     for key in model.override_generation_config.keys() - GENERATION_KEYS:
         known = ", ".join(sorted(GENERATION_KEYS))
         raise ConfigError(f"--override-generation-config: {key} is no sampling default; known are {known}.")
@@ -196,7 +200,11 @@ def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
     try:
         msgspec.convert(defaults, SamplingParams).verify()
     except ValueError as error:
-        raise ConfigError(f"Sampling defaults of --generation-config {model.generation_config}: {error}") from error
+        where = f"--generation-config {model.generation_config}"
+        raise ConfigError(
+            f"{where}: a sampling default cannot be used: {str(error).rstrip('.')}; correct it with "
+            "--override-generation-config, or use --generation-config vllm."
+        ) from error
     model.generation_defaults = defaults
 
 
@@ -238,20 +246,26 @@ def _resolve_length(config: VllmConfig) -> None:
 
 def derive_max_model_len(hf: dict[str, Any]) -> int | None:
     """Longest sequence that config.json states, rope scaling included; None when it states none."""
-    if isinstance(hf.get("model_max_length"), int):
+    if _is_count(hf.get("model_max_length")):
         return int(hf["model_max_length"])
-    lengths = [hf[key] for key in LENGTH_KEYS if isinstance(hf.get(key), int)]
+    lengths = [hf[key] for key in LENGTH_KEYS if _is_count(hf.get(key))]
     if not lengths:
         return None
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise ConfigError(f"config.json: rope_scaling must be an object, not {rope!r}; correct it with --hf-overrides.")
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = str(rope.get("rope_type", rope.get("type", "default")))
     scaled = kind not in LENGTH_KEPT_BY_ROPE and not str(hf.get("model_type")).startswith("gemma3")
     factor = rope.get("factor") if scaled else None
-    if not isinstance(factor, int | float | None):
-        raise ConfigError(f"config.json: rope factor must be a number, not {factor!r}; correct it with --hf-overrides.")
-    return int(min(lengths) * (factor or 1.0))
+    if factor is None:
+        return int(min(lengths))
+    if not isinstance(factor, int | float) or not 0 < factor < 1e6:
+        raise ConfigError(f"config.json: rope factor {factor!r} must be above 0; correct it with --hf-overrides.")
+    return int(min(lengths) * factor)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _resolve_cache(config: VllmConfig) -> None:

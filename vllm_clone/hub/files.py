@@ -1,5 +1,6 @@
 """Finding a model's files and reading what describes it. Never touches the network for local paths or offline."""
 
+import fnmatch
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from vllm_clone.hub.gguf_config import config_from_gguf, generation_config_from_
 
 TOKENIZER_PATTERNS = ["*.json", "*.model", "*.txt", "*.jinja"]
 PATTERNS = [*TOKENIZER_PATTERNS, "*.safetensors", "*.bin", "*.pt"]
+TEMPLATES = "additional_chat_templates/"
+"""The only folder of a hub repository that holds something of use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +30,23 @@ def is_offline() -> bool:
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> ModelFiles:
-    """Files of a local path or a hub id.
+    """Files of a local path or a hub id; ``owner/name:Q4_K_M`` picks a GGUF file by a part of its name.
 
     Raises:
         ConfigError: not there, or not a model.
     """
     path = _existing(model)
-    return _local(path if path is not None else _download(model, revision, download_dir, PATTERNS))
+    if path is not None:
+        return _local(path)
+    repository, _, part = model.partition(":")
+    path = _download(repository, revision, download_dir, [f"*{part}*.gguf"] if part else PATTERNS)
+    if not part:
+        return _local(path)
+    found = sorted(path.glob(f"*{part}*.gguf"))
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "none"
+        raise ConfigError(f"Model {model}: exactly one GGUF file of {repository} must match {part}; found {names}.")
+    return _local(found[0])
 
 
 def resolve_tokenizer(tokenizer: str, revision: str | None = None, download_dir: str | None = None) -> Path:
@@ -85,7 +98,11 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                model, revision=revision, cache_dir=download_dir, allow_patterns=patterns, local_files_only=is_offline()
+                model,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=_needed(model, revision, patterns),
+                local_files_only=is_offline(),
             )
         )
     except HFValidationError as error:
@@ -98,6 +115,32 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"Model {model} cannot be fetched from the hub: {reason}") from error
+
+
+def _needed(model: str, revision: str | None, patterns: list[str]) -> list[str]:
+    """The files worth fetching: one set of weights, although many repositories hold them in several formats.
+
+    Offline, or when the hub does not list its files, these are the patterns themselves.
+    """
+    if is_offline():
+        return patterns
+    import huggingface_hub
+
+    try:
+        names = huggingface_hub.HfApi().list_repo_files(model, revision=revision)
+    except Exception:  # the download itself will tell what is wrong, or find all it needs in the cache
+        return patterns
+    names = [n for n in names if "/" not in n or n.startswith(TEMPLATES)]
+    needed = [n for n in names if any(fnmatch.fnmatch(n, pattern) for pattern in patterns)]
+    weights = [n for n in needed if n.endswith(".safetensors") and not n.startswith("consolidated")]
+    if weights:
+        needed = [n for n in needed if n in weights or not n.endswith((".safetensors", ".bin", ".pt"))]
+    files = [n for n in names if n.endswith(".gguf")]
+    if patterns is PATTERNS and "config.json" not in names and files:
+        if len(files) > 1:
+            raise ConfigError(f"Model {model} holds several GGUF files; add a part of a name, as {model}:Q4_K_M.")
+        needed = files
+    return needed or patterns
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,24 +1,40 @@
 """The CPU extension's kernels on torch tensors: shapes and strides are checked here, then only addresses travel.
 
-Same functions and meanings as :mod:`vllm_clone.kernels.reference`.
+Same functions and meanings as :mod:`vllm_clone.kernels.reference`. Wrong shapes, strides and dtypes raise ValueError;
+the values of positions, slots, block ids and lengths are trusted.
 """
 
 import math
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
+from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
 from vllm_clone.platforms.cpu import num_usable_cores
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+class _Codes(dict[Any, int]):
+    """What the extension calls a thing; an unknown thing is a ValueError."""
+
+    def __missing__(self, key: Any) -> NoReturn:
+        raise ValueError(f"{key} is none of {', '.join(map(str, self))}")
+
+
+_DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
-_GELU_KINDS = {"none": _GELU, "tanh": _GELU_TANH}
+_GELU_KINDS = _Codes({"none": _GELU, "tanh": _GELU_TANH})
 MAX_HEAD_SIZE = 512
 
-DEQUANTIZABLE = frozenset([0, 1, 30, 2, 3, 6, 7, 8, 12, 13, 14])
-"""GGUF storage types :func:`dequantize_gguf` knows: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K."""
+DEQUANTIZABLE = frozenset(
+    [
+        *(GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1),
+        *(GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K),
+    ]
+)
+"""GGUF storage types :func:`dequantize_gguf` knows."""
 
 
 def configure() -> None:
@@ -54,9 +70,16 @@ def _require(ok: bool, what: str) -> None:
         raise ValueError(what)
 
 
-def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0) -> torch.Tensor:
+def _norm_width(x_TD: torch.Tensor, weight_D: torch.Tensor) -> int:
+    """Size of the axis to normalise."""
     dim = weight_D.shape[0]
-    _require(x_TD.shape[-1] == dim and x_TD.dtype == weight_D.dtype, "rms_norm: x and weight must agree")
+    _require(x_TD.shape[-1] == dim > 0 and x_TD.dtype == weight_D.dtype, "norm: x and weight must agree")
+    _require(weight_D.dim() == 1 and weight_D.is_contiguous(), "norm: the weight must be one contiguous row")
+    return dim
+
+
+def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0) -> torch.Tensor:
+    dim = _norm_width(x_TD, weight_D)
     rows = x_TD if x_TD.dim() == 2 and x_TD.stride(1) == 1 else x_TD.contiguous().view(-1, dim)
     out = torch.empty(x_TD.shape, dtype=x_TD.dtype)
     _C.rms_norm(
@@ -69,8 +92,10 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_o
 def fused_add_rms_norm(
     x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0
 ) -> None:
-    dim = weight_D.shape[0]
-    _require(x_TD.shape == residual_TD.shape and x_TD.shape[-1] == dim, "fused_add_rms_norm: shapes must agree")
+    dim = _norm_width(x_TD, weight_D)
+    _require(
+        x_TD.shape == residual_TD.shape and x_TD.dtype == residual_TD.dtype, "fused_add_rms_norm: x and residual differ"
+    )
     _require(
         x_TD.is_contiguous() and residual_TD.is_contiguous(), "fused_add_rms_norm: works in place on contiguous rows"
     )
@@ -82,8 +107,9 @@ def fused_add_rms_norm(
 
 
 def layer_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float) -> torch.Tensor:
-    x, dim = x_TD.contiguous(), weight_D.shape[0]
-    _require(x.shape[-1] == dim, "layer_norm: x and weight must agree")
+    x, dim = x_TD.contiguous(), _norm_width(x_TD, weight_D)
+    if bias_D is not None:
+        _norm_width(x_TD, bias_D)
     out = torch.empty_like(x)
     bias = 0 if bias_D is None else bias_D.data_ptr()
     _C.layer_norm(_DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), weight_D.data_ptr(), bias, x.numel() // dim, dim, eps)
@@ -102,10 +128,14 @@ def rotary_embedding_(
     _require(
         positions_T.dtype == torch.int64 and cos_sin_PR.dtype == torch.float32, "rotary: int64 and float32 expected"
     )
-    _require(rotary_dim <= head_size and cos_sin_PR.is_contiguous(), "rotary: the table is wider than a head")
+    _require(rotary_dim <= head_size and rotary_dim % 2 == 0, "rotary: the table must be even and within a head")
+    _require(cos_sin_PR.is_contiguous() and positions_T.is_contiguous(), "rotary: table, positions must be contiguous")
     for x in (q_T_HD, k_T_KD):
-        heads = math.prod(x.shape[1:]) // head_size
-        _require(x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == head_size), "rotary: heads must be contiguous")
+        heads, rest = divmod(math.prod(x.shape[1:]), head_size)
+        _require(heads > 0 and rest == 0 and x.dim() in (2, 3), "rotary: rows must be whole heads")
+        _require(x.shape[0] == positions_T.shape[0], "rotary: one position per token")
+        packed = x.dim() == 2 or (x.shape[2] == head_size and (heads == 1 or x.stride(1) == head_size))
+        _require(x.stride(-1) == 1 and packed, "rotary: heads must be contiguous")
         _C.rotary(
             _DTYPES[x.dtype], x.data_ptr(), positions_T.data_ptr(), cos_sin_PR.data_ptr(), x.shape[0], heads,
             x.stride(0), head_size, rotary_dim, is_neox,
@@ -114,7 +144,8 @@ def rotary_embedding_(
 
 def _activation(x: torch.Tensor, kind: int, gated: bool) -> torch.Tensor:
     x = x.contiguous()
-    dim = x.shape[-1] // 2 if gated else x.shape[-1]
+    dim, rest = divmod(x.shape[-1], 2) if gated else (x.shape[-1], 0)
+    _require(dim > 0 and rest == 0, "activation: gate and up halves expected")
     out = torch.empty((*x.shape[:-1], dim), dtype=x.dtype)
     _C.activation(_DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), math.prod(x.shape[:-1]), dim, kind, gated)
     return out
@@ -135,14 +166,19 @@ def gelu(x_TF: torch.Tensor, *, approximate: str) -> torch.Tensor:
 def reshape_and_cache(
     k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
 ) -> None:
+    _require(k_TKD.dim() == 3 and k_TKD.shape == v_TKD.shape, "cache: keys and values must agree")
     tokens, heads, size = k_TKD.shape
     _require(
-        kv_cache.is_contiguous() and kv_cache.shape[2] == heads and kv_cache.shape[4] == size, "cache: wrong shape"
+        kv_cache.is_contiguous() and kv_cache.shape[1:3] == (2, heads) and kv_cache.shape[4:] == (size,),
+        "cache: wrong shape",
     )
     _require(k_TKD.dtype == v_TKD.dtype == kv_cache.dtype, "cache: keys, values and cache must share a dtype")
     _require(k_TKD.stride()[1:] == v_TKD.stride()[1:] == (size, 1), "cache: heads must be contiguous")
     _require(
-        slot_mapping_T.dtype == torch.int64 and slot_mapping_T.shape[0] == tokens, "cache: one int64 slot per token"
+        slot_mapping_T.dtype == torch.int64
+        and slot_mapping_T.shape == (tokens,)
+        and (tokens < 2 or slot_mapping_T.stride(0) == 1),
+        "cache: one int64 slot per token",
     )
     _C.write_cache(
         _DTYPES[kv_cache.dtype], kv_cache.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr(), slot_mapping_T.data_ptr(),
@@ -162,19 +198,29 @@ def paged_attention(
     softcap: float = 0.0,
     out_THD: torch.Tensor,
 ) -> None:
+    _require(
+        q_THD.dim() == 3 and kv_cache.dim() == 5, "attention: [T, H, D] and [blocks, 2, K, block size, D] expected"
+    )
     _, heads, size = q_THD.shape
-    _, _, kv_heads, block_size, cache_size = kv_cache.shape
-    _require(cache_size == size <= MAX_HEAD_SIZE and heads % kv_heads == 0, "attention: heads and cache disagree")
+    _, pair, kv_heads, block_size, cache_size = kv_cache.shape
+    _require(
+        pair == 2 and cache_size == size <= MAX_HEAD_SIZE and kv_heads > 0 and heads % kv_heads == 0,
+        "attention: heads and cache disagree",
+    )
+    _require(q_THD.shape == out_THD.shape, "attention: query and output must agree")
     _require(q_THD.dtype == kv_cache.dtype == out_THD.dtype, "attention: query, cache and output must share a dtype")
     _require(q_THD.stride()[1:] == (size, 1) and out_THD.is_contiguous(), "attention: heads must be contiguous")
+    _require(kv_cache.is_contiguous(), "attention: the cache must be contiguous")
+    requests = seq_lens_R.shape[0]
     _require(
-        kv_cache.is_contiguous() and block_table_RB.stride(1) == 1, "attention: cache and table must be contiguous"
+        block_table_RB.shape[0] >= requests and query_start_loc_R1.shape[0] == requests + 1,
+        "attention: a block table row per request and a query start more expected",
     )
     for index in (block_table_RB, query_start_loc_R1, seq_lens_R):
-        _require(index.dtype == torch.int32, "attention: indices are int32")
+        _require(index.dtype == torch.int32 and index.stride(-1) == 1, "attention: indices are contiguous int32")
     _C.attention(
         _DTYPES[q_THD.dtype], out_THD.data_ptr(), q_THD.data_ptr(), kv_cache.data_ptr(), block_table_RB.data_ptr(),
-        query_start_loc_R1.data_ptr(), seq_lens_R.data_ptr(), seq_lens_R.shape[0], block_table_RB.stride(0),
+        query_start_loc_R1.data_ptr(), seq_lens_R.data_ptr(), requests, block_table_RB.stride(0),
         q_THD.stride(0), heads, kv_heads, size, block_size, sliding_window, scale, softcap,
     )  # fmt: skip
 
@@ -185,6 +231,8 @@ LINEAR_TILE = 32
 
 def can_pack_linear(weight_NK: torch.Tensor) -> bool:
     """Whether :func:`pack_linear` takes this matrix."""
+    if weight_NK.dim() != 2:
+        return False
     return weight_NK.dtype == torch.float32 or (weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] % 2 == 0)
 
 
@@ -208,9 +256,16 @@ def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
 def linear(x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_N: torch.Tensor | None) -> torch.Tensor:
     """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N] in x's dtype; sums in float32."""
     k = x_TK.shape[-1]
-    width = packed.shape[1] * (1 if packed.dim() == 3 else 2)
-    _require(k == width and x_TK.dtype == packed.dtype, "linear: x and weights must agree in width and dtype")
-    _require(bias_N is None or bias_N.dtype == x_TK.dtype, "linear: the bias must have x's dtype")
+    lanes = (LINEAR_TILE,) if x_TK.dtype == torch.float32 else (LINEAR_TILE, 2)
+    _require(
+        x_TK.dtype == packed.dtype and packed.shape[2:] == lanes and packed.shape[1] * len(lanes) == k,
+        "linear: x and weights must agree in width and dtype",
+    )
+    _require(packed.shape[0] == -(-num_outputs // LINEAR_TILE) and packed.is_contiguous(), "linear: other weights")
+    _require(
+        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (num_outputs,) and bias_N.is_contiguous()),
+        "linear: the bias must be one number per output, in x's dtype",
+    )
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
     rows = x.shape[0]
     out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=x_TK.dtype)
@@ -224,10 +279,20 @@ def linear(x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_N: t
 def dequantize_gguf(
     data: memoryview | torch.Tensor, ggml_type: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Expand a GGUF tensor's raw bytes to ``shape`` in ``dtype``. Raises ValueError for types not in DEQUANTIZABLE."""
+    """Expand a GGUF tensor's raw bytes to ``shape`` in ``dtype``.
+
+    Raises:
+        ValueError: the type is not in DEQUANTIZABLE, the last axis is no whole number of blocks, or bytes are missing.
+    """
+    _require(ggml_type in DEQUANTIZABLE, f"GGUF storage type {ggml_type} has no kernel")
     # Through numpy, because torch warns about buffers it cannot write, such as a mapped file.
     raw = data.numpy() if isinstance(data, torch.Tensor) else np.frombuffer(data, dtype=np.uint8)
+    per_block, block_bytes = BLOCK_SIZES[GGMLType(ggml_type)]
+    _require(math.prod(shape[-1:]) % per_block == 0, f"dequantize: {shape} is no whole number of blocks of {per_block} a row")
+    needed = math.prod(shape) // per_block * block_bytes
+    _require(
+        raw.flags.c_contiguous and raw.nbytes >= needed, f"dequantize: {needed} bytes expected, {raw.nbytes} given"
+    )
     out = torch.empty(shape, dtype=dtype)
-    if not _C.dequantize(_DTYPES[dtype], out.data_ptr(), raw.ctypes.data, int(ggml_type), out.numel()):
-        raise ValueError(f"GGUF storage type {ggml_type} has no kernel")
+    _C.dequantize(_DTYPES[dtype], out.data_ptr(), raw.ctypes.data, int(ggml_type), out.numel())
     return out
