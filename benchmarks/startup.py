@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -39,11 +40,11 @@ def weight_bytes(log: str) -> int:
     return int(match.group(1)) << 20 if match else 0
 
 
-def one_start(model: str, flags: list[str], path: str) -> tuple[float, int]:
+def one_start(model: str, flags: list[str], path: Path) -> tuple[float, int]:
     """Seconds to ready, and bytes beyond the weights after one short request."""
     port = free_port()
     begun = time.perf_counter()
-    with open(path, "wb") as log:
+    with path.open("wb") as log:
         command = [*VLLM, "serve", model, "--host", "127.0.0.1", "--port", str(port), *flags]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
@@ -54,11 +55,11 @@ def one_start(model: str, flags: list[str], path: str) -> tuple[float, int]:
                     break
             except httpx.TransportError:
                 if process.poll() is not None:
-                    raise SystemExit(open(path).read()) from None
+                    raise SystemExit(path.read_text()) from None
                 time.sleep(0.005)
         ready = time.perf_counter() - begun
         client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 4}).raise_for_status()
-        memory = private_bytes(process.pid) - weight_bytes(open(path).read())
+        memory = private_bytes(process.pid) - weight_bytes(path.read_text())
     process.send_signal(signal.SIGTERM)
     process.wait(10)
     return ready, memory
@@ -74,15 +75,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--log", default="/tmp/vllm-startup.log", help="Where the server logs go.")
+    parser.add_argument("--log", type=Path, default="/tmp/vllm-startup.log", help="Where the server logs go.")
     args, flags = parser.parse_known_args()
     flags = [f for f in flags if f != "--"]
     one_start(args.model, flags, args.log)  # warms the file cache
     runs = [one_start(args.model, flags, args.log) for _ in range(args.runs)]
     times = sorted(t for t, _ in runs)
-    print(
-        f"start to ready: median {statistics.median(times):.2f} s of {args.runs} (from {times[0]:.2f} to {times[-1]:.2f})"
-    )
+    median = statistics.median(times)
+    print(f"start to ready: median {median:.2f} s of {args.runs} (from {times[0]:.2f} to {times[-1]:.2f})")
     print(f"memory beyond weights, all processes: {statistics.median(m for _, m in runs) / 2**20:.0f} MiB")
     print(f"vllm --version: median {statistics.median(version_seconds() for _ in range(args.runs)):.2f} s")
 

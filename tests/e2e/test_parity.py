@@ -12,5 +12,6 @@ PARITY = Path(__file__).parents[2] / "benchmarks" / "parity.py"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_smollm2_differs_from_transformers_only_in_bf16_noise() -> None:
-    done = subprocess.run([sys.executable, str(PARITY), "--prompts", "6", "--tokens", "24"], capture_output=True, text=True, timeout=580)
+    command = [sys.executable, str(PARITY), "--prompts", "6", "--tokens", "24"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
