@@ -83,6 +83,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
         if self.top_k == -1:
             self.top_k = 0
         if self.is_greedy:
+            self._verify_truncation()  # these values are dropped, but a wrong one is still the caller's mistake
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
         elif GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
             self.temperature = MIN_TEMPERATURE
@@ -102,9 +103,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
         _require(self.n <= limit, None, self.n, f"n must be at most {limit} (VLLM_MAX_N_SEQUENCES)")
         if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 2):
             _fail("temperature", self.temperature, "temperature must be a finite number in [0, 2]")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "top_p must be in (0, 1]")
-        _require(self.top_k >= 0, None, self.top_k, "top_k must be -1 or 0 (off) or at least 1")
-        _require(0 <= self.min_p <= 1, None, self.min_p, "min_p must be in [0, 1]")
+        self._verify_truncation()
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(-2 <= value <= 2, None, value, f"{name} must be in [-2, 2]")
@@ -132,6 +131,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
             ok = rd.max_pattern_size >= max(rd.min_pattern_size, 1) and rd.min_count >= 2 and rd.min_pattern_size >= 0
             rule = "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size and min_count >= 2"
             _require(ok, None, rd.min_count, rule)
+
+    def _verify_truncation(self) -> None:
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "top_p must be in (0, 1]")
+        _require(self.top_k >= 0, None, self.top_k, "top_k must be -1 or 0 (off) or at least 1")
+        _require(0 <= self.min_p <= 1, None, self.min_p, "min_p must be in [0, 1]")
 
     def clone(self) -> "SamplingParams":
         """A copy that may be edited field by field (lists are shared and treated as immutable)."""

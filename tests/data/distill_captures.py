@@ -18,6 +18,8 @@ from vllm_clone.tokenizers import Tokenizer, get_tokenizer
 
 OUT = Path(__file__).parent / "http"
 
+EOS = 1
+"""End-of-sequence id of the recorded server's tokenizer."""
 GOLDEN = ("01", "02", "03", "04", "05", "06", "08", "10", "11", "12", "30", "31", "50")
 ERRORS = ("40", "41", "42", "43")
 FOREIGN_PATHS = ("/v1/messages", "/v1/responses")
@@ -50,7 +52,9 @@ def shape(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         return _string(value, key)
     if isinstance(value, Mapping):
-        if key in MAPS or (value and all(k.isdecimal() for k in value)):
+        if value and all(k.isdecimal() for k in value):
+            return {"map of": "token ids", "values": _distinct([shape(v) for v in value.values()])}
+        if key in MAPS:
             return {"map of": len(value), "values": _distinct([shape(v) for v in value.values()])}
         return {k: shape(v, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -99,43 +103,64 @@ def event_shapes(events: list[Any]) -> list[Any]:
     return [e if e == "[DONE]" else shape(e) for e in events]
 
 
-def script(body: Any, tokenizer: Tokenizer) -> list[list[int]]:
+def script(request: Any, answer: Any, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of each choice of a plain answer, as the engine must say them to give the same texts."""
+    choices = answer.get("choices", []) if isinstance(answer, dict) else []
     out = []
-    for choice in body.get("choices", []) if isinstance(body, dict) else []:
-        out.append(_choice_ids(choice, tokenizer))
+    for choice in choices:
+        text = choice["message"]["content"] or "" if "message" in choice else choice["text"]
+        text = text.removeprefix(_echoed(request)) if not choice.get("token_ids") else text
+        count = answer["usage"]["completion_tokens"] if len(choices) == 1 else None
+        out.append(_said(choice, text, tokenizer, count))
     return out
 
 
-def _choice_ids(choice: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
-    if choice.get("token_ids"):
-        return list(choice["token_ids"])
-    text = choice["message"]["content"] or "" if "message" in choice else choice["text"]
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    stop = choice.get("stop_reason")
-    if isinstance(stop, str):
-        ids += tokenizer.encode(stop, add_special_tokens=False)
-    elif isinstance(stop, int):
-        ids.append(stop)
-    return ids
-
-
-def stream_script(events: list[Any], tokenizer: Tokenizer) -> list[list[int]]:
-    """:func:`script` for a stream: one token per chunk of text where the text allows it."""
-    texts: dict[int, list[int]] = {}
+def stream_script(request: Any, events: list[Any], tokenizer: Tokenizer) -> list[list[int]]:
+    """:func:`script` for a stream."""
+    texts: dict[int, list[str]] = {}
+    last: dict[int, dict[str, Any]] = {}
+    ids: dict[int, list[int]] = {}
     for event in events:
         for choice in event["choices"] if event != "[DONE]" else ():
-            if "role" in choice.get("delta", {}) or (choice.get("delta") and "token_ids" not in choice):
+            if "delta" in choice and "token_ids" not in choice:
                 continue  # the opening, or an echo
-            piece = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-            ids = choice.get("token_ids") or tokenizer.encode(piece, add_special_tokens=False)
-            stop = choice.get("stop_reason")
-            if isinstance(stop, str):
-                ids = ids + tokenizer.encode(stop, add_special_tokens=False)
-            elif isinstance(stop, int) and stop not in ids:
-                ids = [*ids, stop]
-            texts.setdefault(choice["index"], []).extend(ids)
-    return [texts[i] for i in sorted(texts)]
+            index = choice["index"]
+            text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            if index not in texts:
+                text = text.removeprefix(_echoed(request))
+            texts.setdefault(index, []).append(text)
+            ids.setdefault(index, []).extend(choice.get("token_ids") or ())
+            last[index] = choice
+    whole = request.get("stop") or request.get("stream_interval")
+    out = []
+    for index, pieces in sorted(texts.items()):
+        count = None if whole else len(pieces)
+        choice = last[index] | {"token_ids": ids[index]}
+        out.append(_said(choice, "".join(pieces), tokenizer, count))
+    return out
+
+
+def _echoed(request: dict[str, Any]) -> str:
+    """What an answer repeats of its request, "" when it does not."""
+    if not request.get("echo"):
+        return ""
+    return request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
+
+
+def _said(choice: dict[str, Any], text: str, tokenizer: Tokenizer, count: int | None) -> list[int]:
+    """The ids behind ``text``, ``count`` of them when that is known."""
+    if choice.get("token_ids"):
+        return list(choice["token_ids"])
+    stop, ids = choice.get("stop_reason"), tokenizer.encode(text, add_special_tokens=False)
+    if isinstance(stop, str):
+        ids += [] if text.endswith(stop) else tokenizer.encode(stop, add_special_tokens=False)
+    elif isinstance(stop, int):
+        ids.append(stop)
+    elif choice["finish_reason"] == "stop":
+        ids.append(EOS)
+    if count is not None and len(ids) < count:  # the engine said in several tokens what is one here
+        ids = [i for character in text for i in tokenizer.encode(character, add_special_tokens=False)]
+    return ids
 
 
 def distil(case: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -150,10 +175,10 @@ def distil(case: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     if "events" in response:
         events = [e["data"] for e in response["events"]]
         out["events"] = event_shapes(events)
-        out["script"] = stream_script(events, tokenizer)
+        out["script"] = stream_script(request["body"], events, tokenizer)
     elif "body" in response:
         out["answer"] = shape(response["body"])
-        if said := script(response["body"], tokenizer):
+        if said := script(request.get("body"), response["body"], tokenizer):
             out["script"] = said
     else:
         out["text"] = f"str of {len(response['text'])}"

@@ -30,7 +30,7 @@ def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, re
     if frontend.disable_fastapi_docs:
         docs = {"openapi_url": None, "docs_url": None, "redoc_url": None}
     app = FastAPI(root_path=frontend.root_path or "", **docs)
-    app.include_router(openai_routes(serving, load))
+    app.include_router(openai_routes(serving, load, registry))
     app.include_router(service_routes(serving, load, registry))
     app.include_router(token_routes(serving))
     app.add_exception_handler(RequestError, errors.on_request_error)

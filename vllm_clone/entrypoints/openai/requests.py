@@ -29,16 +29,15 @@ DEFAULTABLE = (
 
 NOT_YET: dict[str, str] = {
     "use_beam_search": "beam search is not implemented yet",
-    "structured_outputs": "structured outputs are not implemented yet",
-    "thinking_token_budget": "reasoning budgets are not implemented yet",
-    "kv_transfer_params": "KV transfer is not implemented yet",
-    "ec_transfer_params": "encoder cache transfer is not implemented yet",
     "watermarking": "watermarking is not implemented yet",
     "media_io_kwargs": "multimodal input is not implemented yet",
     "mm_processor_kwargs": "multimodal input is not implemented yet",
-    "vllm_xargs": "extension arguments are not implemented yet",
 }
-"""Documented fields that are refused when they ask for something; null, false, 0 and empty values ask for nothing."""
+"""Documented fields that are refused when they ask for something; null, false and empty values ask for nothing.
+
+Not among them: kv_transfer_params and ec_transfer_params, which mean nothing to a server without a connector, and
+vllm_xargs, which only extensions read.
+"""
 
 
 class ApiModel(BaseModel):
@@ -137,6 +136,11 @@ class GenerationRequest(ApiModel):
         for name, reason in NOT_YET.items():
             if getattr(self, name, None):
                 raise RequestError(f"{reason}; leave {name!r} out.", kind="not_implemented", param=name)
+        if self.structured_outputs is not None:  # an empty object asks for something impossible
+            message = "structured outputs are not implemented yet; leave 'structured_outputs' out."
+            raise RequestError(message, kind="not_implemented", param="structured_outputs")
+        if self.thinking_token_budget not in (None, -1):
+            raise RequestError("thinking_token_budget needs a reasoning parser, and this server has none.")
         form = self.response_format
         if form is not None and form.type != "text":
             if form.type == "json_schema" and form.json_schema is None:
@@ -189,6 +193,7 @@ class GenerationRequest(ApiModel):
             if detection is None
             else RepetitionDetectionParams(detection.max_pattern_size, detection.min_pattern_size, detection.min_count),
             stream_interval=self.stream_interval,
+            extra_args=self.vllm_xargs,
         )
 
 

@@ -1,9 +1,11 @@
 """Routes of /v1/completions and /v1/chat/completions."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
+from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from vllm_clone.entrypoints.openai.answers import to_json
@@ -14,11 +16,12 @@ from vllm_clone.entrypoints.openai.serving import Serving
 from vllm_clone.entrypoints.serve.routes import Load, require_json
 from vllm_clone.entrypoints.serve.streaming import ClientGone, sse, unless_gone
 
-Runner = ChatServing | CompletionServing
+LOAD_HEADER = "endpoint-load-metrics"
+LOAD_GAUGES = ("num_requests_waiting", "kv_cache_usage_perc")
 
 
-def openai_routes(serving: Serving, load: Load) -> APIRouter:
-    """The generation endpoints."""
+def openai_routes(serving: Serving, load: Load, registry: CollectorRegistry) -> APIRouter:
+    """The generation endpoints. ``registry`` holds the gauges that answers report when asked to."""
     router = APIRouter(dependencies=[Depends(require_json)])
     completions, chat = CompletionServing(serving), ChatServing(serving)
 
@@ -42,7 +45,8 @@ def openai_routes(serving: Serving, load: Load) -> APIRouter:
             answer = await _counted(lambda: unless_gone(raw, runner.answer(call)), load)
         except ClientGone:
             return Response(status_code=499)
-        return Response(to_json(answer), media_type="application/json")
+        reported = load_report(raw.headers.get("endpoint-load-metrics-format"), registry, serving.model_names[0])
+        return Response(to_json(answer), media_type="application/json", headers=reported)
 
     async def _counted(work: Callable[[], Awaitable[Any]], load: Load) -> Any:
         if not serving.frontend.enable_server_load_tracking:
@@ -54,6 +58,19 @@ def openai_routes(serving: Serving, load: Load) -> APIRouter:
             load.count -= 1
 
     return router
+
+
+def load_report(form: str | None, registry: CollectorRegistry, model_name: str) -> dict[str, str] | None:
+    """The answer header ``endpoint-load-metrics`` that load balancers read, in the form TEXT or JSON (ORCA)."""
+    if form is None or form.upper() not in ("TEXT", "JSON"):
+        return None
+    labels = {"model_name": model_name, "engine": "0"}
+    values = {name: registry.get_sample_value(f"vllm:{name}", labels) for name in LOAD_GAUGES}
+    if None in values.values():
+        return None  # --disable-log-stats
+    if form.upper() == "JSON":
+        return {LOAD_HEADER: "JSON " + json.dumps({"named_metrics": values})}
+    return {LOAD_HEADER: "TEXT " + ", ".join(f"named_metrics.{k}={v}" for k, v in values.items())}
 
 
 async def _counted_stream(events: AsyncIterator[bytes], load: Load) -> AsyncIterator[bytes]:

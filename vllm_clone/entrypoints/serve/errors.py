@@ -27,7 +27,7 @@ KINDS: dict[ErrorKind, tuple[int, str]] = {
 SCHEMA_TYPE = "Bad Request"
 MAX_SHOWN_ERRORS, MAX_INPUT_CHARS, MAX_LINE_CHARS = 10, 200, 1000
 _UNION_TAG = re.compile(
-    r"str|int|float|bool|bytes|none|nullable|(list|dict|tuple|union|constrained|function|lax).*[\[\-].*"
+    r"str|int|float|bool|bytes|none|nullable|(list|dict|tuple|union|constrained|function|lax).*[\[\-].*|[A-Z]\w*Request"
 )
 _PATH = re.compile(r"(?<![\w.:/])/(?:[\w.\-+]+/)+[\w.\-+]+")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
