@@ -9,7 +9,7 @@ the replaying engine says again.
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def script(request: Any, answer: Any, tokenizer: Tokenizer) -> list[list[int]]:
         text = choice["message"]["content"] or "" if "message" in choice else choice["text"]
         text = text.removeprefix(_echoed(request)) if not choice.get("token_ids") else text
         count = answer["usage"]["completion_tokens"] if len(choices) == 1 else None
-        out.append(_said(choice, text, tokenizer, count))
+        out.append(_said(choice, [text], tokenizer, count))
     return out
 
 
@@ -136,7 +136,7 @@ def stream_script(request: Any, events: list[Any], tokenizer: Tokenizer) -> list
     for index, pieces in sorted(texts.items()):
         count = None if whole else len(pieces)
         choice = last[index] | {"token_ids": ids[index]}
-        out.append(_said(choice, "".join(pieces), tokenizer, count))
+        out.append(_said(choice, pieces, tokenizer, count))
     return out
 
 
@@ -147,19 +147,25 @@ def _echoed(request: dict[str, Any]) -> str:
     return request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
 
 
-def _said(choice: dict[str, Any], text: str, tokenizer: Tokenizer, count: int | None) -> list[int]:
-    """The ids behind ``text``, ``count`` of them when that is known."""
+def _said(choice: dict[str, Any], pieces: list[str], tokenizer: Tokenizer, count: int | None) -> list[int]:
+    """The ids behind a text that came in ``pieces``, ``count`` of them when that is known."""
     if choice.get("token_ids"):
         return list(choice["token_ids"])
-    stop, ids = choice.get("stop_reason"), tokenizer.encode(text, add_special_tokens=False)
+
+    def encode(parts: Iterable[str]) -> list[int]:
+        return [i for part in parts for i in tokenizer.encode(part, add_special_tokens=False)]
+
+    stop, text = choice.get("stop_reason"), "".join(pieces)
+    ids = encode([text])
+    if count is not None and len(ids) != count and choice["finish_reason"] == "length":
+        # The engine said in several tokens what the tokenizer takes for one.
+        ids = next((ids for ids in (encode(pieces), encode(text)) if len(ids) == count), ids)
     if isinstance(stop, str):
         ids += [] if text.endswith(stop) else tokenizer.encode(stop, add_special_tokens=False)
     elif isinstance(stop, int):
         ids.append(stop)
     elif choice["finish_reason"] == "stop":
         ids.append(EOS)
-    if count is not None and len(ids) < count:  # the engine said in several tokens what is one here
-        ids = [i for character in text for i in tokenizer.encode(character, add_special_tokens=False)]
     return ids
 
 
@@ -178,7 +184,7 @@ def distil(case: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
         out["script"] = stream_script(request["body"], events, tokenizer)
     elif "body" in response:
         out["answer"] = shape(response["body"])
-        if said := script(request.get("body"), response["body"], tokenizer):
+        if said := script(request.get("body") or {}, response["body"], tokenizer):
             out["script"] = said
     else:
         out["text"] = f"str of {len(response['text'])}"

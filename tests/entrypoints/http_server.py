@@ -102,10 +102,13 @@ class ScriptedExecutor(FakeExecutor):
 
     @staticmethod
     def _rows(tokens: list[int], top: int, listed: list[int] | None) -> LogprobRows:
-        """The given token is always the best."""
+        """Sampled tokens are the best; of prompt tokens, every other one is not among the best."""
         rows = []
-        for token in tokens:
-            rest = listed if listed is not None else [token, *(i for i in range(100, 101 + top) if i != token)][:top]
+        for index, token in enumerate(tokens):
+            best = [i for i in range(100, 101 + top) if i != token]
+            if len(tokens) == 1 or index % 2:
+                best.insert(0, token)
+            rest = listed if listed is not None else best[:top]
             rows.append([token, *rest])
         return LogprobRows(rows, [[-0.5 - 0.25 * i for i in range(len(r))] for r in rows], [1] * len(rows))
 

@@ -52,7 +52,10 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2"])
+FAMILIES = ["llama", "mistral-window", "qwen2-window", "qwen3", "gemma2", "gemma3", "gpt2"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path = tmp_path_factory.mktemp(request.param)
     model = build(VARIANTS[request.param])
@@ -167,7 +170,9 @@ def test_greedy_outputs_equal_transformers(checkpoint: Checkpoint, engine: Any, 
 def test_preemption_changes_no_token(checkpoint: Checkpoint, engine: Any, caching: bool, tokens: int) -> None:
     # The longest sequence alone fits a pool of this size; all of them together do not.
     results = run(engine(caching=caching, tokens=tokens, blocks=smallest_pool(engine, tokens=tokens)), all_prompts())
-    assert sum(r.num_preemptions for r in results.values()) > 0
+    # With a window and large steps, the smallest pool for one sequence may be room enough for all.
+    windowed = bool(checkpoint.hf_config.get("sliding_window"))
+    assert sum(r.num_preemptions for r in results.values()) > 0 or (windowed and tokens == 512)
     for i in range(len(PROMPTS)):
         assert results[str(i)].token_ids == checkpoint.continuation(i)
 

@@ -69,6 +69,8 @@ class ChatServing:
         text = await serving.render(body, self._template_extras(body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = body.sampling(serving.config.model_config.generation_defaults, limit, logprobs)
+        if body.echo and params.prompt_logprobs is None and not body.stream:
+            params.prompt_logprobs = body.top_logprobs or 0  # an echo brings its scores along, asked for or not
         prompt = await serving.encode(text, body, body.add_special_tokens)
         request_id = serving.request_id("chatcmpl-", body, headers)
         request = await serving.prepare(prompt, params, request_id, body, headers)

@@ -133,7 +133,7 @@ class CompletionServing:
             finish_reason=one.finish_reason,
             stop_reason=one.stop_reason,
             token_ids=list(one.token_ids) if body.return_token_ids else None,
-            prompt_logprobs=prompt_logprobs_json(output.prompt_logprobs) if body.prompt_logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs_json(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
         )
 

@@ -1,0 +1,217 @@
+"""Attention over the paged cache, against its definition in plain torch."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.kernels.helpers import DTYPES, ROUNDING
+from vllm_clone.kernels import reference
+from vllm_clone.kernels.cpu import ops
+
+NAN = float("nan")
+
+
+@dataclass
+class Batch:
+    """Queries and the cache they read: slots no query may see hold NaN."""
+
+    q: torch.Tensor
+    cache: torch.Tensor
+    table: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+
+    def attend(self, module=ops, **options) -> torch.Tensor:
+        out = torch.full_like(self.q, NAN)
+        options.setdefault("scale", self.q.shape[-1] ** -0.5)
+        module.paged_attention(
+            self.q, self.cache, self.table, self.starts, self.lengths, out_THD=out, **options
+        )
+        return out
+
+    def row(self, r: int) -> "Batch":
+        """One row by itself."""
+        begin, end = self.starts[r], self.starts[r + 1]
+        starts = torch.tensor([0, end - begin], dtype=torch.int32)
+        return Batch(self.q[begin:end], self.cache, self.table[r : r + 1], starts, self.lengths[r : r + 1])
+
+
+def make_batch(
+    rows: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    size: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    window: int = 0,
+) -> Batch:
+    """Rows of (queries, sequence length) in shuffled blocks; blocks before the window are the null block 0."""
+    need = [-(-length // block_size) for _, length in rows]
+    ids = list(range(1, sum(need) + 1))
+    random.Random(0).shuffle(ids)
+    cache = torch.full((len(ids) + 1, 2, kv_heads, block_size, size), NAN, dtype=dtype)
+    table = torch.zeros(len(rows), max(need, default=0) + 3, dtype=torch.int32)
+    for r, (queries, length) in enumerate(rows):
+        oldest = max(0, length - queries - window + 1) if window else 0
+        for i in range(need[r]):
+            block = ids.pop()
+            if (i + 1) * block_size <= oldest:
+                continue
+            table[r, i] = block
+            first, last = max(oldest - i * block_size, 0), min(length - i * block_size, block_size)
+            cache[block, :, :, first:last] = torch.randn(2, kv_heads, last - first, size).to(dtype)
+    counts = torch.tensor([0, *(q for q, _ in rows)])
+    q = torch.randn(int(counts.sum()), heads, size).to(dtype)
+    lengths = torch.tensor([length for _, length in rows], dtype=torch.int32)
+    return Batch(q, cache, table, counts.cumsum(0).int(), lengths)
+
+
+def assert_matches_reference(batch: Batch, **options) -> None:
+    actual, expected = batch.attend(**options).float(), batch.attend(reference, **options).float()
+    assert not expected.isnan().any()
+    tolerance = 2 * ROUNDING[batch.q.dtype] + 1e-5
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+MIXED = [(1, 1), (1, 17), (5, 5), (0, 0), (20, 33), (1, 40), (7, 48), (3, 64)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
+def test_prefill_and_decode_rows_mixed(level, dtype, block_size):
+    assert_matches_reference(make_batch(MIXED, block_size=block_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 32, 40, 72, 80, 96, 128, 192, 256, 512])
+def test_head_sizes(level, dtype, size):
+    assert_matches_reference(make_batch([(1, 30), (9, 20)], size=size, dtype=dtype))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (6, 1), (16, 2), (64, 1), (71, 1)])
+def test_groups_of_query_heads(level, heads, kv_heads):
+    assert_matches_reference(make_batch([(1, 30), (9, 20)], heads=heads, kv_heads=kv_heads, size=32))
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 24])
+@pytest.mark.parametrize("window", [1, 2, 7, 8, 9, 16, 31, 100])
+def test_windows_at_and_around_block_edges(level, block_size, window):
+    assert_matches_reference(make_batch(MIXED, block_size=block_size, window=window), sliding_window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_window_in_a_long_sequence_reads_no_block_before_it(level, dtype):
+    batch = make_batch([(1, 700), (30, 500), (1, 513)], window=300, dtype=dtype)
+    assert (batch.table[0, :20] == 0).all()
+    assert_matches_reference(batch, sliding_window=300)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_softcap(level, softcap):
+    assert_matches_reference(make_batch(MIXED), softcap=softcap, scale=2.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [8, 32, 128])
+@pytest.mark.parametrize("length", [255, 256, 511, 512, 513, 2048, 2051])
+def test_decoding_behind_a_long_context(level, dtype, block_size, length):
+    assert_matches_reference(make_batch([(1, length)], block_size=block_size, dtype=dtype, heads=3, kv_heads=1))
+
+
+def test_a_long_prefill(level):
+    assert_matches_reference(make_batch([(300, 300), (77, 600)], heads=2, kv_heads=1, size=32))
+
+
+def test_an_empty_batch(level):
+    batch = make_batch([])
+    assert batch.attend().shape == (0, 4, 64)
+
+
+def test_queries_may_be_part_of_one_matrix(level):
+    batch = make_batch([(4, 10), (1, 5)])
+    plain = batch.attend()
+    whole = torch.full((5, 900), NAN)
+    whole[:, 7 : 7 + 256] = batch.q.flatten(1)
+    batch.q = whole[:, 7 : 7 + 256].view(5, 4, 64)
+    out = torch.full((5, 4, 64), NAN)
+    ops.paged_attention(batch.q, batch.cache, batch.table, batch.starts, batch.lengths, scale=0.125, out_THD=out)
+    assert torch.equal(out, plain)
+
+
+def test_scores_far_apart_neither_overflow_nor_lose_the_largest(level):
+    batch = make_batch([(1, 600), (6, 40)])
+    batch.q *= 1000
+    assert_matches_reference(batch)
+
+
+def test_nan_in_a_query_comes_out_in_its_head_only(level):
+    batch = make_batch([(1, 600), (6, 40), (1, 1)])
+    for token in (0, 3, 7):
+        batch.q[token, 1, 5] = NAN
+    expected = torch.zeros(8, 4, dtype=torch.bool)
+    expected[[0, 3, 7], 1] = True
+    assert torch.equal(batch.attend().isnan().any(-1), expected)
+    assert torch.equal(batch.attend().isnan().all(-1), expected)
+
+
+def test_nan_of_another_request_is_not_read(level):
+    batch = make_batch([(1, 100), (1, 100)])
+    alone = batch.row(1).attend()
+    batch.cache[batch.table[0, :7].long()] = NAN
+    assert torch.equal(batch.attend()[1:], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_gets_the_same_bits_alone_and_in_company(level, dtype):
+    batch = make_batch([*MIXED, (1, 1500), (60, 90)], dtype=dtype)
+    together = batch.attend()
+    for r in range(len(batch.lengths)):
+        assert torch.equal(together[batch.starts[r] : batch.starts[r + 1]], batch.row(r).attend())
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_no_bit(level, dtype):
+    batch = make_batch([*MIXED, (1, 1500), (60, 90)], dtype=dtype)
+    results = []
+    for threads in (1, 2, 3):
+        ops.set_num_threads(threads)
+        results.append(batch.attend())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches(level, seed):
+    rng = random.Random(seed)
+    kv_heads = rng.randint(1, 3)
+    rows = []
+    for _ in range(rng.randint(1, 6)):
+        length = rng.choice([rng.randint(1, 20), rng.randint(1, 200), rng.randint(200, 700)])
+        rows.append((rng.choice([1, rng.randint(0, min(length, 60))]), length))
+    window = rng.choice([0, 0, rng.randint(1, 50)])
+    batch = make_batch(
+        rows,
+        heads=kv_heads * rng.randint(1, 5),
+        kv_heads=kv_heads,
+        size=rng.randint(1, 100),
+        block_size=rng.choice([8, 16, 32, 64, 7]),
+        dtype=rng.choice(DTYPES),
+        window=window,
+    )
+    assert_matches_reference(batch, sliding_window=window, softcap=rng.choice([0.0, 5.0]))
+
+
+def test_the_reference_is_attention(level):
+    """The definition itself, against torch's own for one unpaged sequence."""
+    batch = make_batch([(12, 12)], heads=4, kv_heads=4)
+    pages = batch.cache[batch.table[0, :1].long()][0, :, :, :12]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        batch.q.transpose(0, 1), pages[0], pages[1], is_causal=True, scale=1 / math.sqrt(64)
+    ).transpose(0, 1)
+    torch.testing.assert_close(batch.attend(reference), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(batch.attend(), expected, rtol=1e-5, atol=1e-5)
