@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.kernels.helpers import DTYPES, ROUNDING
+from tests.kernels.helpers import DTYPES, SPACING
 from vllm_clone.kernels import reference
 from vllm_clone.kernels.cpu import ops
 
@@ -73,7 +73,7 @@ def make_batch(
 def assert_matches_reference(batch: Batch, **options) -> None:
     actual, expected = batch.attend(**options).float(), batch.attend(reference, **options).float()
     assert not expected.isnan().any()
-    tolerance = 2 * ROUNDING[batch.q.dtype] + 1e-5
+    tolerance = SPACING[batch.q.dtype] + 1e-5
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 

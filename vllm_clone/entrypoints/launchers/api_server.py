@@ -13,7 +13,7 @@ from vllm_clone import envs
 from vllm_clone.config import FrontendConfig, VllmConfig
 from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.engine.engine_process import EngineProcess
-from vllm_clone.entrypoints.launchers.app import build_app
+from vllm_clone.entrypoints.launchers.app import build_app, routes_of
 from vllm_clone.errors import ConfigError, EngineDeadError
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineReady
@@ -146,8 +146,8 @@ class _Server:
             max_concurrency(ready),
         )
         logger.info("Starting vLLM server on %s", where)
-        routes = sorted({(r.path, ", ".join(sorted(r.methods or ()))) for r in app.routes if hasattr(r, "methods")})
-        logger.info("Available routes are:\n%s", "\n".join(f"Route: {path}, Methods: {m}" for path, m in routes))
+        routes = [f"Route: {path}, Methods: {', '.join(methods)}" for path, methods in routes_of(app)]
+        logger.info("Available routes are:\n%s", "\n".join(routes))
 
     async def _serve(self, engine: AsyncLLM, app: Any) -> int:
         server = _Uvicorn(

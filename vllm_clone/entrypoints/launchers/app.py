@@ -19,6 +19,20 @@ from vllm_clone.errors import EngineDeadError, RequestError
 from vllm_clone.metrics.prometheus import HTTPMetrics
 
 
+def routes_of(app: FastAPI) -> list[tuple[str, list[str]]]:
+    """Path and methods of every route, sorted."""
+    found: set[tuple[str, tuple[str, ...]]] = set()
+    pending: list[Any] = list(app.routes)
+    while pending:
+        route = pending.pop()
+        inner = getattr(route, "original_router", None)  # newer FastAPI versions nest included routers
+        if inner is not None:
+            pending += inner.routes
+        elif getattr(route, "methods", None):
+            found.add((route.path, tuple(sorted(route.methods))))
+    return [(path, list(methods)) for path, methods in sorted(found)]
+
+
 def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, registry: CollectorRegistry) -> FastAPI:
     """The application over an engine. ``registry`` is what /metrics shows.
 
