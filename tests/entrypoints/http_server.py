@@ -5,9 +5,10 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import logging
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -111,6 +112,21 @@ class ScriptedExecutor(FakeExecutor):
             rest = listed if listed is not None else best[:top]
             rows.append([token, *rest])
         return LogprobRows(rows, [[-0.5 - 0.25 * i for i in range(len(r))] for r in rows], [1] * len(rows))
+
+
+@contextlib.contextmanager
+def logged(name: str) -> Iterator[list[str]]:
+    """Messages, with their tracebacks, that a logger gets meanwhile, whether or not it propagates."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.emit = lambda record: messages.append(handler.format(record))  # type: ignore[method-assign]
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
 
 
 class HTTPServer:

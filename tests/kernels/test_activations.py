@@ -38,7 +38,7 @@ def test_rows_may_lie_apart():
 
 @pytest.mark.parametrize("kernel", ["silu", "none", "tanh"])
 def test_large_inputs_neither_overflow_nor_vanish(kernel):
-    gate = torch.tensor([-1e4, -200.0, -90.0, -30.0, -0.0, 0.0, 1e-30, 30.0, 90.0, 200.0, 1e4, 3e38])
+    gate = torch.tensor([-1e4, -200.0, -90.0, -30.0, -0.0, 0.0, 1e-30, 30.0, 90.0, 200.0, 1e4, 1e38])
     x = torch.cat([gate, torch.ones_like(gate)])[None]
     if kernel == "silu":
         actual, expected = ops.silu_and_mul(x), reference.silu_and_mul(x)

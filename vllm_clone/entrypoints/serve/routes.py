@@ -40,7 +40,8 @@ def service_routes(serving: Serving, load: Load, registry: CollectorRegistry) ->
         return Response(status_code=200)
 
     router.add_api_route("/health", health, methods=["GET"])
-    router.add_api_route("/ping", health, methods=["GET", "POST"])
+    for method in ("GET", "POST"):  # one route each: a route with two methods has one operation id for both
+        router.add_api_route("/ping", health, methods=[method])
 
     @router.get("/version")
     async def version() -> JSONResponse:
@@ -54,7 +55,7 @@ def service_routes(serving: Serving, load: Load, registry: CollectorRegistry) ->
     async def kv_event_sources() -> JSONResponse:
         return JSONResponse({})
 
-    @router.api_route("/metrics", methods=["GET", "HEAD"])
+    @router.api_route("/metrics", methods=["GET", "HEAD"], include_in_schema=False)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
 

@@ -250,7 +250,7 @@ def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
 def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
     """Rows of the matrix that :func:`pack_linear` packed: int64 [T] → [T, K]."""
     picked = packed[rows_T // LINEAR_TILE, :, rows_T % LINEAR_TILE]
-    return picked.reshape(rows_T.shape[0], -1)
+    return picked.flatten(1)
 
 
 def linear(x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_N: torch.Tensor | None) -> torch.Tensor:
