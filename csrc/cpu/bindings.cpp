@@ -145,10 +145,10 @@ NB_MODULE(_C, m) {
       Release());
   m.def(
       "linear",
-      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias, int64_t rows, int64_t n, int64_t k,
-         int64_t x_stride, int64_t out_stride) {
-        table().linear(DType(dtype), at<void>(out), at<void>(x), at<void>(packed), at<void>(bias), rows, n, k,
-                       x_stride, out_stride);
+      [](int dtype, int out_dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias, int64_t rows,
+         int64_t n, int64_t k, int64_t x_stride, int64_t out_stride) {
+        table().linear(DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed), at<void>(bias),
+                       rows, n, k, x_stride, out_stride);
       },
       Release());
   m.def(

@@ -486,8 +486,8 @@ void pack_linear(DType dtype, void* packed, const void* weight, int64_t n, int64
   });
 }
 
-template <typename T>
-void run_linear(const linear::Args<T>& args) {
+template <typename T, typename O>
+void run_linear(const linear::Args<T, O>& args) {
   // One tile's weights stay in the second-level cache while all rows pass; with few tiles, split the rows too.
   const int64_t tiles = linear::tiles(args.n), threads = num_threads();
   const int64_t row_parts = tiles >= 4 * threads ? 1 : std::min<int64_t>(threads, std::max<int64_t>(args.rows / 24, 1));
@@ -501,14 +501,20 @@ void run_linear(const linear::Args<T>& args) {
   });
 }
 
-void linear_product(DType dtype, void* out, const void* x, const void* packed, const void* bias, int64_t rows,
-                    int64_t n, int64_t k, int64_t x_stride, int64_t out_stride) {
+void linear_product(DType dtype, DType out_dtype, void* out, const void* x, const void* packed, const void* bias,
+                    int64_t rows, int64_t n, int64_t k, int64_t x_stride, int64_t out_stride) {
+  const auto run = [&](auto* type, auto* out_type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    using O = std::remove_pointer_t<decltype(out_type)>;
+    run_linear<T, O>({static_cast<O*>(out), static_cast<const T*>(x), static_cast<const T*>(packed),
+                      static_cast<const T*>(bias), rows, n, k, x_stride, out_stride});
+  };
   if (dtype == DType::f32) {
-    run_linear<float>({static_cast<float*>(out), static_cast<const float*>(x), static_cast<const float*>(packed),
-                       static_cast<const float*>(bias), rows, n, k, x_stride, out_stride});
+    run(static_cast<float*>(nullptr), static_cast<float*>(nullptr));
+  } else if (out_dtype == DType::f32) {
+    run(static_cast<bf16*>(nullptr), static_cast<float*>(nullptr));
   } else {
-    run_linear<bf16>({static_cast<bf16*>(out), static_cast<const bf16*>(x), static_cast<const bf16*>(packed),
-                      static_cast<const bf16*>(bias), rows, n, k, x_stride, out_stride});
+    run(static_cast<bf16*>(nullptr), static_cast<bf16*>(nullptr));
   }
 }
 

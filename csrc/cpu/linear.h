@@ -92,35 +92,36 @@ inline void tile_product(vf (&sums)[R][2], const float* w, const float* x, int64
   }
 }
 
-template <typename T>
+// Inputs and weights of type T; outputs of type O, which is T or float.
+template <typename T, typename O>
 struct Args {
-  T* out;
+  O* out;
   const T* x;
   const T* packed;
   const T* bias;
   int64_t rows, n, k, x_stride, out_stride;
 };
 
-template <int R, typename T>
-void run_rows(const Args<T>& a, int64_t tile, int64_t row) {
+template <int R, typename T, typename O>
+void run_rows(const Args<T, O>& a, int64_t tile, int64_t row) {
   vf sums[R][2];
   tile_product<R>(sums, a.packed + tile * kTile * a.k, a.x + row * a.x_stride, a.x_stride, a.k);
   const int64_t first = tile * kTile, count = std::min<int64_t>(kTile, a.n - first);
   for (int r = 0; r < R; ++r) {
-    T* out = a.out + (row + r) * a.out_stride + first;
+    O* out = a.out + (row + r) * a.out_stride + first;
     if (count == kTile) {
       for (int i = 0; i < 2; ++i)
         store(out + i * kLanes, a.bias ? sums[r][i] + load(a.bias + first + i * kLanes) : sums[r][i]);
     } else {
       for (int64_t i = 0; i < count; ++i)
-        out[i] = from_float<T>(sums[r][i / kLanes][i % kLanes] + (a.bias ? to_float(a.bias[first + i]) : 0.0f));
+        out[i] = from_float<O>(sums[r][i / kLanes][i % kLanes] + (a.bias ? to_float(a.bias[first + i]) : 0.0f));
     }
   }
 }
 
 // Rows [row, row + count) of one tile, kMaxRows at a time.
-template <typename T>
-void run_tile(const Args<T>& a, int64_t tile, int64_t row, int64_t count) {
+template <typename T, typename O>
+void run_tile(const Args<T, O>& a, int64_t tile, int64_t row, int64_t count) {
   for (; count >= kMaxRows; row += kMaxRows, count -= kMaxRows) run_rows<kMaxRows>(a, tile, row);
   switch (count) {
     case 11: return run_rows<11>(a, tile, row);

@@ -64,3 +64,22 @@ DIFFERENCES: dict[tuple[str, str], Difference] = {
     ("50", "ORCA text header"): NO_METRICS,
     ("50", "ORCA json header"): NO_METRICS,
 }
+
+
+class MetricDifference(NamedTuple):
+    """Labels that a series has here as well."""
+
+    reason: str
+    labels: tuple[str, ...]
+
+
+METRIC_DIFFERENCES: dict[str, MetricDifference] = {
+    "vllm:cache_config_info": MetricDifference(
+        "one label per cache setting, and this server has fewer settings",
+        (
+            "engine", "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency",
+            "kv_cache_memory_bytes", "cache_dtype", "enable_prefix_caching", "prefix_caching_hash_algo",
+            "gpu_memory_utilization",
+        ),
+    ),
+}  # fmt: skip

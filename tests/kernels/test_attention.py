@@ -27,9 +27,7 @@ class Batch:
     def attend(self, module=ops, **options) -> torch.Tensor:
         out = torch.full_like(self.q, NAN)
         options.setdefault("scale", self.q.shape[-1] ** -0.5)
-        module.paged_attention(
-            self.q, self.cache, self.table, self.starts, self.lengths, out_THD=out, **options
-        )
+        module.paged_attention(self.q, self.cache, self.table, self.starts, self.lengths, out_THD=out, **options)
         return out
 
     def row(self, r: int) -> "Batch":

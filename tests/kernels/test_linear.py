@@ -10,7 +10,9 @@ pytestmark = pytest.mark.usefixtures("level")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def assert_exact_product(actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def assert_exact_product(
+    actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     """Right up to one rounding of the result and float32 sums; the error scales with the terms, not with the sum."""
     exact = x.double() @ weight.double().t()
     terms = x.double().abs() @ weight.double().abs().t()
@@ -112,3 +114,11 @@ def test_nan_in_a_row_stays_in_it():
     nan = ops.linear(x, packed, 40, None).isnan()
     assert nan[4].all()
     assert nan.sum() == 40
+
+
+def test_bfloat16_products_can_come_out_unrounded() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    out = ops.linear(x, ops.pack_linear(weight), 40, None, torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, x.float() @ weight.float().T, rtol=1e-5, atol=1e-5)

@@ -35,11 +35,11 @@ class VocabParallelEmbedding(LinearBase):
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Scores over the whole vocabulary, float32 [R, V], for hidden states [R, D]."""
-        logits = self.method.apply(self, hidden_RD, None)
+        logits = self.method.logits(self, hidden_RD)
         if self.tp.size > 1:
             short = self.per_rank - self.out_features
             logits = self.tp.gather(torch.nn.functional.pad(logits, (0, short)))[:, : self.vocab_size]
-        return logits.float()
+        return logits
 
 
 class PositionEmbedding(WeightModule):

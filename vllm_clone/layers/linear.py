@@ -64,6 +64,10 @@ class LinearMethod(ABC):
     def apply(self, layer: "LinearBase", x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x @ W.T + bias``: [..., in_features] → [..., out_features], in x's dtype."""
 
+    def logits(self, layer: "LinearBase", x: torch.Tensor) -> torch.Tensor:
+        """``x @ W.T`` in float32: scores must not be rounded to the model's dtype once more than needed."""
+        return self.apply(layer, x, None).float()
+
     @abstractmethod
     def matrix(self, layer: "LinearBase") -> torch.Tensor:
         """The plain matrix [out_features, in_features], whatever form ``prepare`` gave it."""

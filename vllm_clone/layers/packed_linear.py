@@ -23,6 +23,11 @@ class PackedLinearMethod(UnquantizedLinearMethod):
             return super().apply(layer, x, bias)
         return kernels.linear(x, weight, layer.out_features, bias)
 
+    def logits(self, layer: LinearBase, x: torch.Tensor) -> torch.Tensor:
+        if layer.weight.dim() == 2:
+            return super().logits(layer, x)
+        return kernels.linear(x, layer.weight, layer.out_features, None, torch.float32)
+
     def matrix(self, layer: LinearBase) -> torch.Tensor:
         if layer.weight.dim() == 2:
             return layer.weight

@@ -1,6 +1,7 @@
 """What `vllm chat` and `vllm complete` share: a streaming client of any OpenAI-compatible server."""
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,8 @@ import openai
 from vllm_clone import envs
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
+TROUBLE = (openai.OpenAIError, json.JSONDecodeError)
+"""What a server, or the lack of one, can cause."""
 
 
 @dataclass(slots=True)
@@ -35,14 +38,16 @@ class Answer:
 
 def fail(message: str) -> NoReturn:
     """End the program with one line on stderr and exit code 1."""
-    print(f"vllm: error: {message}", file=sys.stderr)
+    _complain(message)
     raise SystemExit(1)
 
 
-def explain(error: openai.OpenAIError, url: str) -> str:
+def explain(error: Exception, url: str) -> str:
     """One line that tells a person what went wrong and, where we know it, what to do."""
     if isinstance(error, openai.APIConnectionError):
         return f"no answer from {url}; is a server running there (vllm serve MODEL), or did you mean another --url?"
+    if isinstance(error, json.JSONDecodeError):
+        return _not_the_api(url)
     if isinstance(error, openai.AuthenticationError):
         return f"{url} refused the API key; give it with --api-key or OPENAI_API_KEY."
     if isinstance(error, openai.APIStatusError):
@@ -59,18 +64,28 @@ def connect(args: argparse.Namespace) -> tuple[openai.OpenAI, str]:
         SystemExit: 1 when the server cannot be reached or serves no model.
     """
     key = args.api_key or envs.OPENAI_API_KEY or "EMPTY"
+    if not (key.isascii() and key.isprintable()):
+        fail("--api-key or OPENAI_API_KEY: a key is one line of ASCII characters.")
     client = openai.OpenAI(api_key=key, base_url=args.url, max_retries=0)
     name = args.model_name
     if name is None:
         try:
-            models = client.models.list().data
-        except openai.OpenAIError as error:
+            # As it came: the client library breaks when a 200 is some web page.
+            answer = json.loads(client.models.with_raw_response.list().http_response.content)
+        except (*TROUBLE, UnicodeDecodeError) as error:
             fail(explain(error, args.url))
-        if not models:
-            fail(f"{args.url} serves no model.")
-        name = models[0].id
+        name = _first_model(answer, args.url)
     print(f"Using model: {name}")
     return client, name
+
+
+def _first_model(answer: Any, url: str) -> str:
+    models = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(models, list) or not all(isinstance(m, dict) and isinstance(m.get("id"), str) for m in models):
+        fail(_not_the_api(url))
+    if not models:
+        fail(f"{url} serves no model.")
+    return str(models[0]["id"])
 
 
 def chat_deltas(stream: Iterable[Any]) -> Iterator[Delta]:
@@ -96,18 +111,20 @@ def show(deltas: Iterable[Delta], clock: Callable[[], float] = time.perf_counter
     start, first, tokens = clock(), None, None
     pieces: list[str] = []
     thinking = False
-    for delta in deltas:
-        if first is None and (delta.text or delta.reasoning):
-            first = clock()
-        if delta.reasoning:
-            _write(("" if thinking else THINK_OPEN) + delta.reasoning)
-            thinking = True
-        if delta.text:
-            _write((THINK_CLOSE if thinking else "") + delta.text)
-            thinking = False
-            pieces.append(delta.text)
-        tokens = delta.completion_tokens if delta.completion_tokens is not None else tokens
-    _write((THINK_CLOSE if thinking else "") + "\n")
+    try:
+        for delta in deltas:
+            if first is None and (delta.text or delta.reasoning):
+                first = clock()
+            if delta.reasoning:
+                _write(("" if thinking else THINK_OPEN) + delta.reasoning)
+                thinking = True
+            if delta.text:
+                _write((THINK_CLOSE if thinking else "") + delta.text)
+                thinking = False
+                pieces.append(delta.text)
+            tokens = delta.completion_tokens if delta.completion_tokens is not None else tokens
+    finally:  # a broken answer must not run into the line that says why
+        _write((THINK_CLOSE if thinking else "") + "\n")
     return Answer("".join(pieces), None if first is None else first - start, clock() - start, tokens)
 
 
@@ -130,7 +147,7 @@ def converse(turn: Callable[[str], None], quick: str | None, instruction: str, u
         if quick is not None:
             try:
                 turn(quick)
-            except openai.OpenAIError as error:
+            except TROUBLE as error:
                 fail(explain(error, url))
             return 0
         print(instruction)
@@ -142,8 +159,8 @@ def converse(turn: Callable[[str], None], quick: str | None, instruction: str, u
                 return 0
             try:
                 turn(text)
-            except openai.OpenAIError as error:
-                print(f"vllm: error: {explain(error, url)}", file=sys.stderr)
+            except TROUBLE as error:
+                _complain(explain(error, url))
     except KeyboardInterrupt:
         print()
         return 0
@@ -152,6 +169,15 @@ def converse(turn: Callable[[str], None], quick: str | None, instruction: str, u
 def usage_option(wanted: bool) -> dict[str, Any]:
     """Request fields that make a stream end with its token counts."""
     return {"stream_options": {"include_usage": True}} if wanted else {}
+
+
+def _not_the_api(url: str) -> str:
+    return f"{url} does not answer as the OpenAI API does; the URL of a vllm server ends in /v1."
+
+
+def _complain(message: str) -> None:
+    sys.stdout.flush()
+    print(f"vllm: error: {' '.join(message.split())}", file=sys.stderr)
 
 
 def _write(text: str) -> None:

@@ -253,8 +253,15 @@ def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
     return picked.flatten(1)
 
 
-def linear(x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_N: torch.Tensor | None) -> torch.Tensor:
-    """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N] in x's dtype; sums in float32."""
+def linear(
+    x_TK: torch.Tensor,
+    packed: torch.Tensor,
+    num_outputs: int,
+    bias_N: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N]. Sums are float32; so is the output if ``out_dtype``
+    says so, else it has x's dtype."""
     k = x_TK.shape[-1]
     lanes = (LINEAR_TILE,) if x_TK.dtype == torch.float32 else (LINEAR_TILE, 2)
     _require(
@@ -268,9 +275,10 @@ def linear(x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_N: t
     )
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
     rows = x.shape[0]
-    out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=x_TK.dtype)
+    out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=out_dtype or x_TK.dtype)
+    _require(out.dtype in (x.dtype, torch.float32), "linear: the output has x's dtype or is float32")
     _C.linear(
-        _DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(), 0 if bias_N is None else bias_N.data_ptr(),
+        _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(), 0 if bias_N is None else bias_N.data_ptr(),
         rows, num_outputs, k, x.stride(0), num_outputs,
     )  # fmt: skip
     return out
