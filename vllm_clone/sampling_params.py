@@ -12,6 +12,7 @@ from vllm_clone.errors import RequestError
 GREEDY_EPSILON = 1e-5
 MIN_TEMPERATURE = 0.01
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_INT32 = 2**31 - 1
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -82,6 +83,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
             self.seed = None
         if self.top_k == -1:
             self.top_k = 0
+        # Beyond any vocabulary and any output; larger integers cannot travel on the wire.
+        self.top_k = min(self.top_k, MAX_INT32)
+        if self.stream_interval is not None:
+            self.stream_interval = min(self.stream_interval, MAX_INT32)
         if self.is_greedy:
             self._verify_truncation()  # these values are dropped, but a wrong one is still the caller's mistake
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0

@@ -34,8 +34,8 @@ struct KernelTable {
   // Weights [n, k] -> packed, ceil(n / 32) * 32 * k elements. f32 and bf16 only.
   void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
   // out[rows, n] = x[rows, k] W^T (+ bias[n]). The output's type is the weights', or f32.
-  void (*linear)(DType, DType out_dtype, void* out, const void* x, const void* packed, const void* bias, int64_t rows, int64_t n,
-                 int64_t k, int64_t x_stride, int64_t out_stride);
+  void (*linear)(DType, DType out_dtype, void* out, const void* x, const void* packed, const void* bias, int64_t rows,
+                 int64_t n, int64_t k, int64_t x_stride, int64_t out_stride);
   // Expands count elements of a GGUF storage type; false when the type is not known here.
   bool (*dequantize)(DType, void* out, const void* data, int ggml_type, int64_t count);
 };

@@ -1,7 +1,7 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -9,6 +9,7 @@
 namespace {
 
 constexpr int kSpins = 4000;  // about 50 µs: longer than the gap between two kernels of one step
+constexpr int kChunksPerThread = 4;
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -18,10 +19,12 @@ inline void pause_cpu() {
 #endif
 }
 
+// Work is cut into chunks that threads claim one by one, the caller among them. So a thread that another program
+// keeps off its core delays nobody: the others take its chunks, and the caller waits only for chunks already begun.
 class Pool {
  public:
   explicit Pool(int count) : count_(count) {
-    for (int i = 1; i < count; ++i) threads_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < count; ++i) threads_.emplace_back([this] { work(); });
   }
 
   ~Pool() {
@@ -37,11 +40,15 @@ class Pool {
     task_ = task;
     context_ = context;
     total_ = count;
-    pending_.store(count_ - 1, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_release);
+    const uint32_t chunks = static_cast<uint32_t>(std::min<int64_t>(count, int64_t{count_} * kChunksPerThread));
+    chunks_.store(chunks, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
+    claim_.store(uint64_t{generation} << 32, std::memory_order_release);
+    generation_.store(generation, std::memory_order_release);
     generation_.notify_all();
-    part(0);
-    for (int spin = 0; pending_.load(std::memory_order_acquire) != 0; ++spin) {
+    take_chunks(generation);
+    for (int spin = 0; done_.load(std::memory_order_acquire) != chunks; ++spin) {
       if (spin < kSpins) {
         pause_cpu();
       } else {
@@ -51,12 +58,21 @@ class Pool {
   }
 
  private:
-  void part(int index) {
-    const int64_t begin = total_ * index / count_, end = total_ * (index + 1) / count_;
-    if (begin < end) task_(context_, begin, end);
+  // Claims chunks of one generation until none is left. The generation is part of the claim, so that a thread that
+  // wakes late cannot take a chunk of work it has not seen.
+  void take_chunks(uint32_t generation) {
+    uint64_t claim = claim_.load(std::memory_order_acquire);
+    while (static_cast<uint32_t>(claim >> 32) == generation) {
+      const uint32_t chunks = chunks_.load(std::memory_order_relaxed), index = static_cast<uint32_t>(claim);
+      if (index >= chunks) return;
+      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      task_(context_, total_ * index / chunks, total_ * (index + 1) / chunks);
+      done_.fetch_add(1, std::memory_order_release);
+      claim = claim_.load(std::memory_order_acquire);
+    }
   }
 
-  void work(int index) {
+  void work() {
     uint32_t seen = 0;
     while (true) {
       for (int spin = 0; generation_.load(std::memory_order_acquire) == seen; ++spin) {
@@ -68,15 +84,16 @@ class Pool {
       }
       seen = generation_.load(std::memory_order_acquire);
       if (stop_) return;
-      part(index);
-      pending_.fetch_sub(1, std::memory_order_release);
+      take_chunks(seen);
     }
   }
 
   const int count_;
   std::vector<std::thread> threads_;
   std::atomic<uint32_t> generation_{0};
-  std::atomic<int> pending_{0};
+  std::atomic<uint64_t> claim_{0};  // generation << 32 | next chunk
+  std::atomic<uint32_t> chunks_{0};
+  std::atomic<uint32_t> done_{0};
   std::atomic<bool> stop_{false};
   Task task_ = nullptr;
   void* context_ = nullptr;

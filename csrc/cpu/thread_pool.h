@@ -1,4 +1,4 @@
-// The one thread pool of the CPU kernels: a fixed number of threads, static partition, spin-then-sleep.
+// The one thread pool of the CPU kernels: a fixed number of threads that claim chunks, spin, then sleep.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ using Task = void (*)(void* context, int64_t begin, int64_t end);
 void set_num_threads(int count);
 int num_threads();
 
-// Splits [0, count) into one contiguous range per thread and returns when all are done.
+// Splits [0, count) into contiguous ranges that the threads claim, and returns when all are done.
 // The caller works too. Calls from several threads take turns.
 void run_parallel(int64_t count, Task task, void* context);
 

@@ -35,7 +35,7 @@ def client(server, capsys, monkeypatch):
 
         monkeypatch.setattr(builtins, "input", read)
         try:
-            code = main([*argv, "--url", url or server.url])
+            code = main([*argv, "--url", server.url if url is None else url])
         except SystemExit as exit_:
             code = exit_.code
         out, err = capsys.readouterr()

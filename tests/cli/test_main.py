@@ -1,7 +1,9 @@
 """The `vllm` program: which command runs, and how mistakes end."""
 
+import statistics
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +66,7 @@ def test_a_mistyped_command_is_told_the_nearest(fails):
         (["serve", "M", "--sse-keep-alive-interval", "-1"], "--sse-keep-alive-interval -1: must be at least 0"),
         (["serve", "M", "--max-log-len", "-1"], "--max-log-len -1: must be at least 0"),
         (["serve", "M", "--api-key", ""], "--api-key: an empty key"),
+        (["serve", "M", "--api-key", "[]"], "--api-key: an empty key"),
         (["serve", "M", "--max-modle-len", "4"], "did you mean --max-model-len"),
         (["serve", "M", "--config", "/no/such.yaml"], "--config /no/such.yaml: No such file"),
         (["chat", "--urll", "x"], "did you mean --url?"),
@@ -124,6 +127,18 @@ def test_nothing_heavy_is_imported_before_it_is_needed(argv):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_a_short_question_is_answered_at_once(flag):
+    """Half a second is what a person calls at once; the bound leaves room for a busy machine."""
+    command = [sys.executable, "-m", "vllm_clone.entrypoints.cli.main", flag]
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True, timeout=60)
+        seconds.append(time.perf_counter() - start)
+    assert statistics.median(seconds) < 1
 
 
 def test_resolving_a_configuration_imports_no_torch():

@@ -93,7 +93,9 @@ def test_human_integers(text, value):
     assert human_int(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "1.5K", "1e3", "1x", "k", "1.5", "1.0001k", "0x10", "1 k", "auto", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "1.5K", "1e3", "1x", "k", "1.5", "1.0001k", "0x10", "1 k", "auto", "nan", "9223372036854775808"]
+)
 def test_what_is_no_human_integer(text):
     with pytest.raises(ValueError, match=r".+"):
         human_int(text)

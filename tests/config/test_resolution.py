@@ -147,6 +147,7 @@ def test_overrides_are_laid_over_config_json(resolve):
         ({"vocab_size": True}, "no vocab_size above 0"),
         ({"vocab_size": 0}, "no vocab_size above 0"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be"),
+        ({"eos_token_id": True}, "eos_token_id must be"),
         ({"text_config": {}}, "multimodal"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope factor '2' must be above 0"),

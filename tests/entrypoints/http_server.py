@@ -91,6 +91,8 @@ class ScriptedExecutor(FakeExecutor):
         said = len(history) - request.num_prompt_tokens
         script = self._server.script_of(request_id)
         token = script[said] if said < len(script) else OTHER
+        if said + 1 == self._server.hold_after:
+            self._server.gate.clear()
         history.append(token)
         output.sampled_token_ids[request_id] = [token]
         params = request.sampling_params
@@ -135,6 +137,7 @@ class HTTPServer:
     Attributes:
         script: token ids per choice, in the order of the answer's choices.
         gate: while cleared, the engine's steps wait.
+        hold_after: clear the gate when a sequence has said so many tokens.
         broken: the next step raises.
         params: sampling parameters the engine received, by sequence id.
     """
@@ -144,6 +147,7 @@ class HTTPServer:
         self.frontend = FrontendConfig(**frontend)
         self.script: list[list[int]] = []
         self.choices_per_prompt = 1
+        self.hold_after: int | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.broken = False

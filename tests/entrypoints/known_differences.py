@@ -67,13 +67,16 @@ DIFFERENCES: dict[tuple[str, str], Difference] = {
 
 
 class MetricDifference(NamedTuple):
-    """Labels that a series has here as well."""
+    """Labels that a series has here as well; None when we have no such series."""
 
     reason: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] | None
 
 
+NO_TOOL_SERIES = MetricDifference("tool parsers are not implemented yet", None)
 METRIC_DIFFERENCES: dict[str, MetricDifference] = {
+    "vllm:tool_call_parser_invocations_total": NO_TOOL_SERIES,
+    "vllm:tool_call_parser_invocations_created": NO_TOOL_SERIES,
     "vllm:cache_config_info": MetricDifference(
         "one label per cache setting, and this server has fewer settings",
         (

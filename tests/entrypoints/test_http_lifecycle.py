@@ -45,10 +45,15 @@ def test_a_client_that_leaves_a_stream_aborts_its_request(server: HTTPServer, en
     )
     path = "/v1/completions" if endpoint == "complete" else "/v1/chat/completions"
     aborted = metric(server, "vllm:request_success_total", finished_reason="abort")
-    with server.client.stream("POST", path, json={**body, "max_tokens": 1500, "stream": True}) as answer:
-        next(answer.iter_lines())
-        assert server.num_requests == 1
-    server.wait_until(lambda: server.num_requests == 0)
+    server.hold_after = 3
+    try:
+        with server.client.stream("POST", path, json={**body, "max_tokens": 1500, "stream": True}) as answer:
+            next(answer.iter_lines())
+            assert server.num_requests == 1
+        server.wait_until(lambda: server.num_requests == 0)
+    finally:
+        server.hold_after = None
+        server.gate.set()
     assert metric(server, "vllm:request_success_total", finished_reason="abort") == aborted
     assert server.complete(max_tokens=1).status_code == 200
     assert metric(server, "vllm:num_requests_running") == 0
@@ -63,6 +68,15 @@ def test_a_client_that_leaves_a_plain_request_aborts_it(server: HTTPServer):
         server.wait_until(lambda: server.num_requests == 0)
     finally:
         server.gate.set()
+
+
+@pytest.mark.parametrize("keep_alive", [0, 1])
+def test_a_client_that_leaves_a_silent_stream_aborts_its_request(keep_alive: int):
+    with HTTPServer(sse_keep_alive_interval=keep_alive) as server:
+        server.gate.clear()
+        with server.client.stream("POST", "/v1/completions", json={"prompt": ["x", "y"], "stream": True}):
+            server.wait_until(lambda: server.num_requests == 2)
+        server.wait_until(lambda: server.num_requests == 0)
 
 
 def test_silence_is_filled_with_comments(pool: ThreadPoolExecutor):

@@ -127,6 +127,28 @@ def test_any_of_several_keys_opens():
             assert server.client.get("/v1/models", headers={"Authorization": value}).status_code == status
 
 
+@pytest.mark.parametrize("root", ["/", "/v", "/v1", "/api"])
+def test_no_root_path_opens_a_guarded_route(root: str):
+    """Whatever the prefix, a path that reaches a guarded route needs the key."""
+    with HTTPServer(api_key=["key"], root_path=root) as server:
+        for path in ("/v1/models", root.rstrip("/") + "/v1/models"):
+            assert server.client.get(path).status_code in (401, 404)
+        reached = server.client.get(root.rstrip("/") + "/v1/models", headers={"Authorization": "Bearer key"})
+        assert reached.status_code == 200
+        assert server.client.get("/health").status_code == 200
+
+
+def test_malformed_bodies_with_surrogates_are_the_clients_mistake(server: HTTPServer):
+    for body in (rb'{"prompt": "\ud800", ', rb'{"prompt": "\ud800\xff"}', rb'{"a": "\ud83d", "b": ' + b"[" * 100_000):
+        answer = server.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+
+
+def test_too_many_prompts(server: HTTPServer):
+    answer = server.complete(prompt=["x"] * 1025)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
 def test_generation_config_defaults():
     config = http_config(generation_defaults={"temperature": 0.6, "top_k": 7, "max_tokens": 5})
     with HTTPServer(config) as server:
@@ -163,6 +185,7 @@ def test_a_server_without_tokenizer_takes_token_ids():
         answer = server.complete(prompt=PROMPT, max_tokens=1, return_token_ids=True).json()
         assert answer["choices"][0]["token_ids"] == [30]
         assert server.complete(prompt="text").status_code == 400
+        assert server.complete(prompt=PROMPT, echo=True, stream=True).status_code == 400
         assert server.chat().status_code == 400
         assert server.client.post("/tokenize", json={"prompt": "text"}).status_code == 400
 

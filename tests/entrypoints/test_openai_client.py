@@ -73,7 +73,8 @@ def test_chat_logprobs(client: openai.OpenAI, server: HTTPServer):
         model="smollm2", messages=MESSAGES, max_tokens=2, temperature=0, logprobs=True, top_logprobs=2
     )
     logprobs = answer.choices[0].logprobs
-    assert logprobs is not None and logprobs.content is not None
+    assert logprobs is not None
+    assert logprobs.content is not None
     assert (
         bytes(b for t in logprobs.content for b in t.bytes or ())
         .decode()
@@ -91,7 +92,8 @@ def test_echo_with_logprobs_covers_the_prompt(client: openai.OpenAI, server: HTT
     )
     choice = answer.choices[0]
     assert choice.text == "The capital is Paris"
-    assert choice.logprobs is not None and choice.logprobs.tokens is not None
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
     assert "".join(choice.logprobs.tokens) == choice.text
     assert choice.logprobs.text_offset == [0, 3, 11, 14]
 

@@ -196,6 +196,11 @@ def test_linear(x, packed, outputs, bias):
         ops.linear(x, packed, outputs, bias)
 
 
+def test_products_come_in_the_inputs_type_or_float32():
+    with pytest.raises(ValueError, match="linear"):
+        ops.linear(zeros(2, 6), PACKED, 40, None, BF16)
+
+
 def test_weights_to_pack_lie_side_by_side():
     with pytest.raises(ValueError, match="pack_linear"):
         ops.pack_linear(every_second(4, 6))

@@ -16,6 +16,8 @@ import msgspec
 
 DECIMAL_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_SUFFIX = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+LIMIT = 2**63
+"""Numbers are below this, either side of zero."""
 
 
 def human_int(text: str) -> int:
@@ -28,14 +30,30 @@ def human_int(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a number such as 4096, 4k, 4K, 1.5m or 2G")
     number, suffix = match.groups()
-    if suffix in BINARY_SUFFIX:
-        if "." in number:
-            raise ValueError(f"{text!r}: {suffix} is a power of 1024 and takes whole numbers; use {suffix.lower()}")
-        return int(number) * BINARY_SUFFIX[suffix]
-    value = Decimal(number) * DECIMAL_SUFFIX.get(suffix, 1)  # not float: 1.001k is 1001
+    if suffix in BINARY_SUFFIX and "." in number:
+        raise ValueError(f"{text!r}: {suffix} is a power of 1024 and takes whole numbers; use {suffix.lower()}")
+    unit = BINARY_SUFFIX.get(suffix) or DECIMAL_SUFFIX.get(suffix, 1)
+    value = Decimal(number) * unit  # not float: 1.001k is 1001
+    if abs(value) >= LIMIT:
+        raise ValueError("larger than 64 bits hold")
     if value != int(value):
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)
+
+
+def whole_number(text: str) -> int:
+    """An integer in plain digits.
+
+    Raises:
+        ValueError: anything else, or more than 64 bits hold.
+    """
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise ValueError("not a whole number") from error
+    if abs(value) >= LIMIT:
+        raise ValueError("larger than 64 bits hold")
+    return value
 
 
 def int_or_auto(text: str) -> int:
@@ -134,6 +152,8 @@ def _spec(group: str, field: "dataclasses.Field[Any]", hint: Any) -> FlagSpec:
         hint = type(choices[0])
     origin = typing.get_origin(hint) or hint
     kind: Any = {bool: "bool", int: "int", float: "float", str: "str", dict: "json", list: "list"}[origin]
+    if parse is None:
+        parse = whole_number if origin is int else origin
     made = field.default_factory
     default = field.default if made is dataclasses.MISSING else made()
-    return FlagSpec(group, field.name, whole, kind, parse or origin, default, choices=choices, **field.metadata)
+    return FlagSpec(group, field.name, whole, kind, parse, default, choices=choices, **field.metadata)

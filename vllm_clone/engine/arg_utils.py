@@ -185,7 +185,7 @@ def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
     if eos is None:
         eos = model.hf_config.get("eos_token_id")
     eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if not all(isinstance(token_id, int) for token_id in eos):
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in eos):
         raise ConfigError(f"{model.path}: eos_token_id must be one or more token ids, not {eos!r}.")
     model.eos_token_ids = eos
     for key in model.override_generation_config.keys() - GENERATION_KEYS:

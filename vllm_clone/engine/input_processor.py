@@ -192,6 +192,11 @@ class InputProcessor:
         self._check_ids("logprob_token_ids", params.logprob_token_ids or ())
         if params.logit_bias:
             self._check_ids("logit_bias", params.logit_bias)
+            nans = [i for i, value in params.logit_bias.items() if value != value]
+            if nans:
+                raise RequestError(
+                    f"logit_bias values must be numbers; those of the ids {nans[:16]} are NaN.", param="logit_bias"
+                )
             params.logit_bias = {
                 i: min(max(v, -LOGIT_BIAS_LIMIT), LOGIT_BIAS_LIMIT) for i, v in params.logit_bias.items()
             }

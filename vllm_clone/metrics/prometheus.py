@@ -94,9 +94,9 @@ class PrometheusMetrics:
         self._h_per_token = hist("vllm:request_time_per_output_token_seconds", per_token, TOKEN_GAP)
         self._h_e2e = hist("vllm:e2e_request_latency_seconds", "Arrival to finish.", LATENCY)
         self._h_queue = hist("vllm:request_queue_time_seconds", "Queued to first scheduled.", LATENCY)
+        self._h_inference = hist("vllm:request_inference_time_seconds", "First scheduled to last token.", LATENCY)
         self._h_prefill = hist("vllm:request_prefill_time_seconds", "First scheduled to first token.", LATENCY)
         self._h_decode = hist("vllm:request_decode_time_seconds", "First token to last token.", LATENCY)
-        self._h_inference = hist("vllm:request_inference_time_seconds", "First scheduled to last token.", LATENCY)
         self._h_preemptions = hist("vllm:request_num_preemptions", "Preemptions per finished request.", PREEMPTIONS)
         computed = "Prompt tokens computed per finished request."
         self._h_computed = hist("vllm:request_prefill_kv_computed_tokens", computed, tokens)

@@ -79,8 +79,9 @@ def _nucleus_of_all(x_RV: torch.Tensor, p_R: torch.Tensor, floor_R: torch.Tensor
     weights = mass_RV.double().flatten()
     weight_RB = torch.bincount((bin_RV + first_bin_R1).flatten(), weights, num_rows * _NUM_BINS).view(num_rows, -1)
     reached_RB = weight_RB.flip(-1).cumsum_(-1).flip(-1)
-    wanted_R = p_R * reached_RB[:, 0]
-    heavier_RB = reached_RB - weight_RB
+    # A p below float32's range is 0 here; the most probable token survives all the same.
+    wanted_R = (p_R * reached_RB[:, 0]).clamp_(min=torch.finfo(torch.float64).tiny)
+    heavier_RB = torch.nn.functional.pad(reached_RB[:, 1:], (0, 1))  # not a difference: it must equal its neighbour
     last_R = (heavier_RB >= wanted_R[:, None]).sum(-1, keepdim=True)  # bins whose heavier neighbours suffice: dropped
 
     rows_N, tokens_N = (bin_RV == last_R.int()).nonzero(as_tuple=True)

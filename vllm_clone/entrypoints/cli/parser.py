@@ -47,6 +47,9 @@ class FlagParser(argparse.ArgumentParser):
             HelpShown: the line asks for help, wherever it does.
             UsageError: an unknown flag, a missing or a wrong value.
         """
+        for arg in argv:
+            if any("\ud800" <= c <= "\udfff" for c in arg):  # bytes of the command line that are no UTF-8
+                raise UsageError(f"argument {arg!a} is not valid UTF-8")
         argv = [_with_dashes(a) for a in argv]
         for arg in itertools.takewhile(lambda a: a != "--", argv):
             if arg in ("-h", "--help") or arg.startswith("--help="):
@@ -163,15 +166,18 @@ class _Value:
 
 
 def _json(spec: FlagSpec, text: str) -> Any:
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON number")
+
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{spec.name} {text}: not valid JSON ({error})") from error
 
 
 def _reason(spec: FlagSpec, error: ValueError) -> str:
-    """Our own parsers explain themselves; int and float do not."""
-    return {int: "not a whole number", float: "not a number"}.get(spec.parse, str(error))
+    """Our own parsers explain themselves; float does not."""
+    return "not a number" if spec.parse is float else str(error)
 
 
 def _with_dashes(arg: str) -> str:

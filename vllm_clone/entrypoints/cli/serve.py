@@ -92,7 +92,7 @@ def _check_frontend(frontend: FrontendConfig) -> None:
         value = getattr(frontend, name)
         if value is not None and value < 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 0.")
-    if frontend.api_key is not None and not all(frontend.api_key):
+    if frontend.api_key is not None and not (frontend.api_key and all(frontend.api_key)):
         raise ConfigError("--api-key: an empty key would let everyone in; give a key or leave the flag out.")
 
 

@@ -43,7 +43,8 @@ def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, re
     docs: dict[str, Any] = {}
     if frontend.disable_fastapi_docs:
         docs = {"openapi_url": None, "docs_url": None, "redoc_url": None}
-    app = FastAPI(root_path=frontend.root_path or "", **docs)
+    app = FastAPI(**docs)
+    app.root_path = frontend.root_path or ""
     app.include_router(openai_routes(serving, load, registry))
     app.include_router(service_routes(serving, load, registry))
     app.include_router(token_routes(serving))

@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -88,18 +89,22 @@ class CompletionServing:
             given = [given]
         if not given:
             raise RequestError("At least one prompt is needed.")
+        if body.echo and not body.return_token_ids:
+            _ = self._serving.tokenizer  # raises when there is none, before any answer has begun
         limit = envs.VLLM_MAX_COMPLETION_PROMPTS
         if len(given) > limit:
             raise RequestError(
                 f"At most {limit} prompts are allowed (VLLM_MAX_COMPLETION_PROMPTS), got {len(given)}.", param="prompt"
             )
         serving = self._serving
-        return [
-            await serving.encode(p, body, body.add_special_tokens)
-            if isinstance(p, str)
-            else TokensPrompt(serving.truncated(p, body))
-            for p in given
-        ]
+        prompts = []
+        for p in given:
+            if isinstance(p, str):
+                prompts.append(await serving.encode(p, body, body.add_special_tokens))
+                await asyncio.sleep(0)  # many short prompts are a long text too
+            else:
+                prompts.append(TokensPrompt(serving.truncated(p, body)))
+        return prompts
 
     async def answer(self, call: CompletionCall) -> Completion:
         """The whole answer."""

@@ -56,9 +56,9 @@ class StreamOptions(ApiModel):
 
 
 class RepetitionDetection(ApiModel):
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
+    max_pattern_size: Int64 = 0
+    min_pattern_size: Int64 = 0
+    min_count: Int64 = 0
 
 
 class ResponseFormat(ApiModel):
@@ -114,7 +114,7 @@ class GenerationRequest(ApiModel):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     watermarking: bool | None = None
-    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+    vllm_xargs: dict[str, str | Int64 | float | list[str | Int64 | float]] | None = None
 
     @field_validator("stop")
     @classmethod

@@ -17,7 +17,7 @@ from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.engine.inputs import ProcessedRequest, TokensPrompt
 from vllm_clone.entrypoints.openai.answers import PromptTokensDetails, Usage
 from vllm_clone.entrypoints.openai.logprobs import LogprobFormatter
-from vllm_clone.entrypoints.openai.requests import ChatFields, GenerationRequest
+from vllm_clone.entrypoints.openai.requests import INT64, ChatFields, GenerationRequest
 from vllm_clone.errors import EngineDeadError, RequestError
 from vllm_clone.logger import init_logger
 from vllm_clone.outputs import RequestOutput
@@ -88,7 +88,10 @@ class Serving:
         rank = _integer(raw.headers.get("x-data-parallel-rank"))
         if rank is not None and not 0 <= rank < MAX_DP_RANKS:
             raise RequestError(f"X-data-parallel-rank {rank} is outside [0, {MAX_DP_RANKS}).", value=rank)
-        return RequestHeaders(raw.headers.get("x-request-id"), _integer(raw.headers.get("x-vllm-priority")))
+        priority = _integer(raw.headers.get("x-vllm-priority"))
+        if priority is not None and not -INT64 - 1 <= priority <= INT64:
+            raise RequestError("X-Vllm-Priority must fit in 64 bits.", param="priority")
+        return RequestHeaders(raw.headers.get("x-request-id"), priority)
 
     def request_id(self, prefix: str, body: GenerationRequest, headers: RequestHeaders) -> str:
         given = headers.request_id if headers.request_id is not None else body.request_id

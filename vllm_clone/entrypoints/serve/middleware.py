@@ -35,8 +35,10 @@ class Authentication:
 
     @staticmethod
     def _is_guarded(scope: Scope) -> bool:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path.startswith(GUARDED)
+        path, root = scope["path"], scope.get("root_path", "")
+        if root and path.startswith(root + "/"):  # as the router does it, or a request could get past us
+            path = path[len(root) :]
+        return bool(path.startswith(GUARDED))
 
 
 class RequestIdHeader:

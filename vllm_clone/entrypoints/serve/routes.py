@@ -1,5 +1,10 @@
 """Routes that are not generation: health, version, metrics, models, tokens."""
 
+import asyncio
+import asyncio
+import functools
+import json
+import re
 import secrets
 from typing import Any
 
@@ -9,16 +14,27 @@ from starlette.responses import JSONResponse, Response
 
 from vllm_clone.entrypoints.openai.answers import to_json
 from vllm_clone.entrypoints.openai.requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
-from vllm_clone.entrypoints.openai.serving import Serving, now
+from vllm_clone.entrypoints.openai.serving import INLINE_CHARS, Serving, now
 from vllm_clone.entrypoints.serve.errors import ContentTypeError
-from vllm_clone.errors import EngineDeadError
+from vllm_clone.errors import EngineDeadError, RequestError
 from vllm_clone.version import VLLM_INTERFACE_VERSION
+
+_SURROGATE = re.compile(rb"\\\0*u\0*[dD]\0*[89a-fA-F]")
+"""An escaped half of a surrogate pair, in any encoding that JSON allows."""
 
 
 async def require_json(request: Request) -> None:
-    """Bodies must be declared as application/json."""
+    """Bodies must be declared as application/json, and their texts must be valid Unicode."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ContentTypeError
+    body = await request.body()
+    if _SURROGATE.search(body):
+        try:
+            json.dumps(json.loads(body), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise RequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error
+        except (ValueError, RecursionError):
+            return  # no JSON, which whoever parses the body will say
 
 
 class Load:
@@ -55,6 +71,7 @@ def service_routes(serving: Serving, load: Load, registry: CollectorRegistry) ->
     async def kv_event_sources() -> JSONResponse:
         return JSONResponse({})
 
+    @router.api_route("/metrics/{rest:path}", methods=["GET", "HEAD"], include_in_schema=False)
     @router.api_route("/metrics", methods=["GET", "HEAD"], include_in_schema=False)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
@@ -104,7 +121,10 @@ def token_routes(serving: Serving) -> APIRouter:
         serving.check_model(body.model)
         text = await serving.render(body) if isinstance(body, TokenizeChatRequest) else body.prompt
         tokenizer = serving.tokenizer
-        ids = tokenizer.encode(text, body.add_special_tokens)
+        if len(text) > INLINE_CHARS:
+            ids = await asyncio.to_thread(tokenizer.encode, text, body.add_special_tokens)
+        else:
+            ids = tokenizer.encode(text, body.add_special_tokens)
         strings = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
         answer = {"count": len(ids), "max_model_len": serving.max_model_len, "tokens": ids, "token_strs": strings}
         return Response(to_json(answer), media_type="application/json")
@@ -112,7 +132,8 @@ def token_routes(serving: Serving) -> APIRouter:
     @router.post("/detokenize", dependencies=[Depends(require_json)])
     async def detokenize(body: DetokenizeRequest) -> Response:
         serving.check_model(body.model)
-        text = serving.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        decode = functools.partial(serving.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await asyncio.to_thread(decode) if len(body.tokens) > INLINE_CHARS else decode()
         return Response(to_json({"prompt": text}), media_type="application/json")
 
     if serving.frontend.enable_tokenizer_info_endpoint:

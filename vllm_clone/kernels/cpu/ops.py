@@ -278,8 +278,8 @@ def linear(
     out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=out_dtype or x_TK.dtype)
     _require(out.dtype in (x.dtype, torch.float32), "linear: the output has x's dtype or is float32")
     _C.linear(
-        _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(), 0 if bias_N is None else bias_N.data_ptr(),
-        rows, num_outputs, k, x.stride(0), num_outputs,
+        _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
+        0 if bias_N is None else bias_N.data_ptr(), rows, num_outputs, k, x.stride(0), num_outputs,
     )  # fmt: skip
     return out
 
@@ -296,7 +296,8 @@ def dequantize_gguf(
     # Through numpy, because torch warns about buffers it cannot write, such as a mapped file.
     raw = data.numpy() if isinstance(data, torch.Tensor) else np.frombuffer(data, dtype=np.uint8)
     per_block, block_bytes = BLOCK_SIZES[GGMLType(ggml_type)]
-    _require(math.prod(shape[-1:]) % per_block == 0, f"dequantize: {shape} is no whole number of blocks of {per_block} a row")
+    whole = math.prod(shape[-1:]) % per_block == 0
+    _require(whole, f"dequantize: rows of {shape} are no whole number of blocks of {per_block}")
     needed = math.prod(shape) // per_block * block_bytes
     _require(
         raw.flags.c_contiguous and raw.nbytes >= needed, f"dequantize: {needed} bytes expected, {raw.nbytes} given"
