@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace KERNELS::simd {
 
@@ -91,49 +94,87 @@ inline vf load(const bf16* p) {
   return out;
 }
 inline vf load(const fp16* p) {
+#if defined(__AVX512F__)
+  __m256i half;
+  std::memcpy(&half, p, 32);
+  return (vf)_mm512_cvtph_ps(half);
+#else
   vf out{};
   for (int i = 0; i < kLanes; ++i) out[i] = to_float(p[i]);
   return out;
+#endif
 }
 inline void store(float* p, vf x) { std::memcpy(p, &x, 64); }
 inline void store(bf16* p, vf x) {
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(p, &half, 32);
+#else
   vu bits;
   std::memcpy(&bits, &x, 64);
   const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const vu nan = (bits >> 16) | 0x40u;
-  const vi is_nan = x != x;
-  vu chosen = ((vu)is_nan & nan) | (~(vu)is_nan & rounded);
+  const vu chosen = x != x ? nan : rounded;
   const vh half = __builtin_convertvector(chosen, vh);
   std::memcpy(p, &half, 32);
+#endif
 }
 inline void store(fp16* p, vf x) {
+#if defined(__AVX512F__)
+  const __m256i half = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(p, &half, 32);
+#else
   for (int i = 0; i < kLanes; ++i) p[i] = from_float<fp16>(x[i]);
+#endif
 }
 
+inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
+// The larger of two; b where a is NaN.
+inline vf max(vf a, vf b) { return select(a > b, a, b); }
+
+// Lane i receives lane i ^ distance.
+template <int distance>
+inline vf swap_lanes(vf x) {
+#define LANE(i) ((i) ^ distance)
+#if defined(__clang__)
+  return __builtin_shufflevector(x, x, LANE(0), LANE(1), LANE(2), LANE(3), LANE(4), LANE(5), LANE(6), LANE(7), LANE(8),
+                                 LANE(9), LANE(10), LANE(11), LANE(12), LANE(13), LANE(14), LANE(15));
+#else
+  return __builtin_shuffle(x, vi{LANE(0), LANE(1), LANE(2), LANE(3), LANE(4), LANE(5), LANE(6), LANE(7), LANE(8),
+                                 LANE(9), LANE(10), LANE(11), LANE(12), LANE(13), LANE(14), LANE(15)});
+#endif
+#undef LANE
+}
 inline float sum(vf x) {
+#if defined(__AVX512F__)
+  x += swap_lanes<8>(x);
+  x += swap_lanes<4>(x);
+  x += swap_lanes<2>(x);
+  x += swap_lanes<1>(x);
+  return x[0];
+#else
   float lanes[kLanes];
   std::memcpy(lanes, &x, 64);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+#endif
 }
 inline float max(vf x) {
+#if defined(__AVX512F__)
+  x = max(x, swap_lanes<8>(x));
+  x = max(x, swap_lanes<4>(x));
+  x = max(x, swap_lanes<2>(x));
+  x = max(x, swap_lanes<1>(x));
+  return x[0];
+#else
   float lanes[kLanes];
   std::memcpy(lanes, &x, 64);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
+#endif
 }
-inline vf select(vi mask, vf a, vf b) {
-  vu x, y;
-  std::memcpy(&x, &a, 64);
-  std::memcpy(&y, &b, 64);
-  const vu out = ((vu)mask & x) | (~(vu)mask & y);
-  vf result;
-  std::memcpy(&result, &out, 64);
-  return result;
-}
-inline vf max(vf a, vf b) { return select(a > b, a, b); }
 
 // e^x to about 2 ulp: x = n ln 2 + r, a degree-6 polynomial in r, exponent arithmetic for 2^n.
 // Below -87 the result is 0, above 88 it is +inf's neighbourhood clamp; NaN passes through.
@@ -155,6 +196,26 @@ inline vf exp(vf x) {
   vf scale;
   std::memcpy(&scale, &exponent, 64);
   return select(x < low, vf{}, p * scale);
+}
+
+// 2^x for x <= 0 to about 2 ulp, exactly 0 below -127; NaN passes through.
+inline vf exp2_nonpositive(vf x) {
+  const vf low = splat(-127.0f), magic = splat(12582912.0f);
+  const vf clamped = select(x < low, low, x);
+  const vf shifted = clamped + magic;
+  const vf r = clamped - (shifted - magic);
+  vf p = splat(1.3333558e-3f);
+  p = p * r + 9.6181291e-3f;
+  p = p * r + 5.5504109e-2f;
+  p = p * r + 2.4022651e-1f;
+  p = p * r + 6.9314718e-1f;
+  p = p * r + 1.0f;
+  vi bits;
+  std::memcpy(&bits, &shifted, 64);
+  bits = (bits << 23) + (127 << 23);  // the low bits of shifted hold the integer part
+  vf scale;
+  std::memcpy(&scale, &bits, 64);
+  return p * scale;
 }
 inline vf tanh(vf x) {
   const vf e = exp(x * 2.0f);

@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -10,6 +12,7 @@ namespace {
 
 constexpr int kSpins = 4000;  // about 50 µs: longer than the gap between two kernels of one step
 constexpr int kChunksPerThread = 4;
+constexpr int64_t kMaxChunks = 0xffff;
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -40,11 +43,11 @@ class Pool {
     task_ = task;
     context_ = context;
     total_ = count;
-    const uint32_t chunks = static_cast<uint32_t>(std::min<int64_t>(count, int64_t{count_} * kChunksPerThread));
-    chunks_.store(chunks, std::memory_order_relaxed);
+    const uint32_t chunks = static_cast<uint32_t>(
+        std::min<int64_t>({count, int64_t{count_} * kChunksPerThread, kMaxChunks}));
     done_.store(0, std::memory_order_relaxed);
     const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-    claim_.store(uint64_t{generation} << 32, std::memory_order_release);
+    claim_.store(uint64_t{generation} << 32 | uint64_t{chunks} << 16, std::memory_order_release);
     generation_.store(generation, std::memory_order_release);
     generation_.notify_all();
     take_chunks(generation);
@@ -58,14 +61,16 @@ class Pool {
   }
 
  private:
-  // Claims chunks of one generation until none is left. The generation is part of the claim, so that a thread that
-  // wakes late cannot take a chunk of work it has not seen.
+  // Claims chunks of one generation until none is left. One word holds the generation, the number of chunks and the
+  // next chunk, so that a thread that wakes late can take nothing of work it has not seen: a claim that succeeds was
+  // for a chunk still open, and until it is done the caller changes nothing.
   void take_chunks(uint32_t generation) {
     uint64_t claim = claim_.load(std::memory_order_acquire);
     while (static_cast<uint32_t>(claim >> 32) == generation) {
-      const uint32_t chunks = chunks_.load(std::memory_order_relaxed), index = static_cast<uint32_t>(claim);
+      const int64_t chunks = claim >> 16 & kMaxChunks, index = claim & kMaxChunks;
       if (index >= chunks) return;
-      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire))
+        continue;
       task_(context_, total_ * index / chunks, total_ * (index + 1) / chunks);
       done_.fetch_add(1, std::memory_order_release);
       claim = claim_.load(std::memory_order_acquire);
@@ -91,8 +96,7 @@ class Pool {
   const int count_;
   std::vector<std::thread> threads_;
   std::atomic<uint32_t> generation_{0};
-  std::atomic<uint64_t> claim_{0};  // generation << 32 | next chunk
-  std::atomic<uint32_t> chunks_{0};
+  std::atomic<uint64_t> claim_{0};  // generation << 32 | chunks << 16 | next chunk
   std::atomic<uint32_t> done_{0};
   std::atomic<bool> stop_{false};
   Task task_ = nullptr;
@@ -104,6 +108,15 @@ std::mutex mutex;
 // Never destroyed at exit: a worker may still sleep when the process ends.
 Pool* pool = nullptr;
 std::atomic<int> wanted{1};
+
+// A forked child has none of the threads: it forgets the pool and starts its own. The mutex is held across the fork, so
+// that no work is under way in the memory the child copies.
+[[maybe_unused]] const int fork_handlers = pthread_atfork(
+    [] { mutex.lock(); }, [] { mutex.unlock(); },
+    [] {
+      pool = nullptr;
+      mutex.unlock();
+    });
 
 }  // namespace
 

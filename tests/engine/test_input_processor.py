@@ -48,6 +48,7 @@ def refused(prompt="abc", **params) -> RequestError:
         ("abc", {"allowed_token_ids": [VOCAB]}, "allowed_token_ids", [VOCAB]),
         ("abc", {"allowed_token_ids": []}, "allowed_token_ids", ["empty"]),
         ("abc", {"logit_bias": {VOCAB: 1.0}}, "logit_bias", [VOCAB]),
+        ("abc", {"logit_bias": {5: float("nan")}}, "logit_bias", ["NaN", 5]),
         ("abc", {"logprob_token_ids": [-1], "logprobs": 1}, "logprob_token_ids", [-1]),
         ("abc", {"bad_words": [f"w{i}" for i in range(200)]}, "bad_words", [128]),
         ("abc", {"truncate_prompt_tokens": LIMIT + 1}, "truncate_prompt_tokens", [LIMIT, LIMIT + 1]),

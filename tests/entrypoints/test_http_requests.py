@@ -210,3 +210,43 @@ def test_tokenize_and_detokenize_are_inverse(server: HTTPServer):
     text = "Ünïcödé 🙂 <|im_start|> x"
     ids = server.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
     assert server.client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
+
+
+@pytest.mark.parametrize("field", ["stop", "model", "cache_salt", "request_id", "user"])
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands(server: HTTPServer, field: str):
+    body = json.dumps({"prompt": "x", "max_tokens": 1, field: "\ud800"})
+    answer = server.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "Unicode" in answer.json()["error"]["message"]
+
+
+def test_a_whole_surrogate_pair_is_a_character(server: HTTPServer):
+    body = json.dumps({"prompt": "🙂", "max_tokens": 1, "echo": True})
+    answer = server.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.json()["choices"][0]["text"].startswith("🙂")
+
+
+def test_integers_beyond_64_bits_are_refused_before_a_stream_begins(server: HTTPServer):
+    big = str(2**70)
+    answer = server.client.post(
+        "/v1/completions",
+        json={"prompt": "x", "max_tokens": 1, "stream": True},
+        headers={"X-Vllm-Priority": big},
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
+    assert server.complete(max_tokens=1, stream=True, repetition_detection={"min_count": 2**70}).status_code == 400
+    assert server.complete(max_tokens=1, temperature=1, top_k=2**70).status_code == 200
+    assert server.complete(max_tokens=1, stream_interval=2**70, stream=True).status_code == 200
+
+
+def test_every_streamed_choice_echoes_the_scores_of_the_prompt(server: HTTPServer):
+    body = {"prompt": PROMPT, "max_tokens": 2, "echo": True, "logprobs": 1, "n": 3, "temperature": 1, "seed": 1}
+    plain = server.complete(**body).json()["choices"]
+    streamed: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    for line in server.complete(**body, stream=True).text.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                streamed[choice["index"]] += choice["logprobs"]["token_logprobs"]
+    for choice in plain:
+        assert [s is None for s in streamed[choice["index"]]] == [True] + [False] * (len(PROMPT) + 1)
+        assert [s is None for s in choice["logprobs"]["token_logprobs"]] == [True] + [False] * (len(PROMPT) + 1)

@@ -89,3 +89,12 @@ def test_a_nucleus_of_thousands_is_found_exactly(p):
         assert n > 256
         assert abs(len(kept) - n) <= 2
         assert kept == set(ids[: len(kept)].tolist())
+
+
+@pytest.mark.parametrize("p", [1e-300, 5e-324, 1e-40, 1e-7])
+def test_a_p_that_float32_cannot_hold_keeps_the_likeliest_token(p: float):
+    x = torch.tensor([[0.0, 9.0, 1.0], [3.0, 0.0, 2.0]])
+    assert kept_by(x, p=[p, 0.9]) == [{1}, {0, 2}]
+    assert kept_by(x, p=[p, p]) == [{1}, {0}]
+    assert kept_by(x, p=[p, p], min_prob=[0.5, 0.5]) == [{1}, {0}]
+    assert kept_by(x, k=[2, 0], p=[p, p]) == [{1}, {0}]

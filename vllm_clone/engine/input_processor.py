@@ -214,13 +214,19 @@ class InputProcessor:
         """Each word as it starts a text and, where that is another token sequence of equal length, after a space."""
         assert self._tokenizer is not None
         sequences: list[list[int]] = []
+        limit = envs.VLLM_MAX_NUM_BAD_WORDS
+        if len(words) > limit:  # said before they are tokenized, which takes long for many
+            raise RequestError(
+                f"at most {limit} bad_words are allowed (VLLM_MAX_NUM_BAD_WORDS), got {len(words)}.",
+                param="bad_words",
+                value=len(words),
+            )
         for word in words:
             bare = self._tokenizer.encode(word.lstrip(" ") or word, add_special_tokens=False)
             spaced = self._tokenizer.encode(" " + word.lstrip(" "), add_special_tokens=False)
             sequences += [bare] if bare else []
             if spaced and (not bare or (spaced[0] != bare[0] and len(spaced) == len(bare))):
                 sequences.append(spaced)
-        limit = envs.VLLM_MAX_NUM_BAD_WORDS
         if len(sequences) > limit:
             raise RequestError(
                 f"bad_words give {len(sequences)} token sequences; at most {limit} are allowed "

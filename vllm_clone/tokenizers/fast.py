@@ -12,12 +12,14 @@ from vllm_clone.hub import read_json
 from vllm_clone.tokenizers.base import CONTEXT_TOKENS, DecodeStream, Tokenizer, split_open_character
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+LONG_TEXT = 2048
+"""Characters from which a text is encoded without the interpreter lock."""
 MAX_ID = 2**32
 """The library's ids are unsigned 32-bit numbers."""
 
 
 class FastTokenizer(Tokenizer):
-    """A Rust tokenizer plus the few facts around it. Encoding releases the interpreter lock."""
+    """A Rust tokenizer plus the few facts around it. Encoding a long text releases the interpreter lock."""
 
     def __init__(
         self,
@@ -42,6 +44,8 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
+            if len(text) > LONG_TEXT:  # only a batch is encoded without Python's lock
+                return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
             raise RequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error

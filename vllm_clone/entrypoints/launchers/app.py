@@ -13,7 +13,13 @@ from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.entrypoints.openai.routes import openai_routes
 from vllm_clone.entrypoints.openai.serving import Serving
 from vllm_clone.entrypoints.serve import errors
-from vllm_clone.entrypoints.serve.middleware import Authentication, RequestIdHeader, RequestMetrics
+from vllm_clone.entrypoints.serve.middleware import (
+    Authentication,
+    BodyLimit,
+    LastResort,
+    RequestIdHeader,
+    RequestMetrics,
+)
 from vllm_clone.entrypoints.serve.routes import Load, service_routes, token_routes
 from vllm_clone.errors import EngineDeadError, RequestError
 from vllm_clone.metrics.prometheus import HTTPMetrics
@@ -53,6 +59,8 @@ def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, re
     app.add_exception_handler(errors.ContentTypeError, errors.on_content_type_error)
     app.add_exception_handler(RequestValidationError, errors.on_validation_error)
     app.add_exception_handler(Exception, errors.on_request_error)
+    app.add_middleware(LastResort)
+    app.add_middleware(BodyLimit)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=frontend.allowed_origins,

@@ -24,7 +24,7 @@ from vllm_clone.entrypoints.openai.logprobs import LogprobFormatter, prompt_logp
 from vllm_clone.entrypoints.openai.requests import CompletionRequest
 from vllm_clone.entrypoints.openai.serving import RequestHeaders, Serving, UsageCounter, merged, now
 from vllm_clone.errors import RequestError
-from vllm_clone.outputs import CompletionOutput, RequestOutput
+from vllm_clone.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 
 
 @dataclass
@@ -48,6 +48,8 @@ class CompletionCall:
     formatter: LogprobFormatter
     usage: UsageCounter
     progress: dict[int, _Progress] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[PositionLogprobs | None]] = field(default_factory=dict)
+    """Scores of a streamed prompt, by its number."""
 
     @property
     def echo_only(self) -> bool:
@@ -95,6 +97,13 @@ class CompletionServing:
         if len(given) > limit:
             raise RequestError(
                 f"At most {limit} prompts are allowed (VLLM_MAX_COMPLETION_PROMPTS), got {len(given)}.", param="prompt"
+            )
+        limit = envs.VLLM_MAX_N_SEQUENCES
+        if len(given) > 1 and len(given) * body.n > limit:
+            raise RequestError(
+                f"Prompts times n must be at most {limit} (VLLM_MAX_N_SEQUENCES), got {len(given)} × {body.n}.",
+                param="n",
+                value=body.n,
             )
         serving = self._serving
         prompts = []
@@ -175,6 +184,10 @@ class CompletionServing:
             async for number, output in outputs:
                 call.usage.count_prompt(number, output)
                 raise_on_error({number: output})
+                if output.prompt_logprobs is None:  # said once, with the first of n choices; each one echoes them
+                    output.prompt_logprobs = call.prompt_logprobs.get(number)
+                else:
+                    call.prompt_logprobs[number] = output.prompt_logprobs
                 for one in output.outputs:
                     yield event(self._chunk(call, number, output, one, include_usage, continuous))
         if include_usage:

@@ -4,15 +4,14 @@ A field that is documented but whose feature does not exist yet is refused with 
 nobody documents are tolerated and logged once.
 """
 
-import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from vllm_clone import envs
 from vllm_clone.errors import RequestError
-from vllm_clone.logger import init_logger, log_once
+from vllm_clone.logger import init_logger
 from vllm_clone.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
 logger = init_logger(__name__)
@@ -22,6 +21,30 @@ SALT_LIMIT, SALT_BANNED = 128, "@/\\\0"
 Int64 = Annotated[int, Field(ge=-INT64 - 1, le=INT64)]
 TokenId = Annotated[int, Field(ge=0)]
 
+# A list of a million wrong items would be a million errors, and writing them stops the server for minutes.
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which the first wrong item is the only error."""
+
+
+def _at_most(limit: int) -> BeforeValidator:
+    """The same for maps, where the first error is never the last: those with more entries are not looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Mapping) and len(value) > limit:
+            raise ValueError(f"at most {limit} entries are allowed, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+Biases = Annotated[dict[str, float], _at_most(300_000)]
+"""No vocabulary is larger."""
+Arguments = Annotated[dict[str, str | Int64 | float | Items[str | Int64 | float]], _at_most(1000)]
+Document = Annotated[dict[str, str], _at_most(1000)]
+MAX_UNKNOWN, MAX_NAME = 100, 100
+"""How many names of unknown fields are logged, and how many characters of each."""
+
 DEFAULTABLE = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
@@ -30,8 +53,6 @@ DEFAULTABLE = (
 NOT_YET: dict[str, str] = {
     "use_beam_search": "beam search is not implemented yet",
     "watermarking": "watermarking is not implemented yet",
-    "media_io_kwargs": "multimodal input is not implemented yet",
-    "mm_processor_kwargs": "multimodal input is not implemented yet",
 }
 """Documented fields that are refused when they ask for something; null, false and empty values ask for nothing.
 
@@ -47,7 +68,13 @@ class ApiModel(BaseModel):
 
     def model_post_init(self, context: Any, /) -> None:
         for name in self.model_extra or ():
-            log_once(logger, logging.WARNING, f"The request field {name!r} is not known and is ignored.")
+            shown = name[:MAX_NAME]
+            if shown not in _unknown and len(_unknown) < MAX_UNKNOWN:
+                _unknown.add(shown)
+                logger.warning("The request field %r is not known and is ignored.", shown)
+
+
+_unknown: set[str] = set()
 
 
 class StreamOptions(ApiModel):
@@ -71,11 +98,11 @@ class GenerationRequest(ApiModel):
 
     model: str | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases | None = None
     max_tokens: int | None = None
     presence_penalty: float | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -85,7 +112,7 @@ class GenerationRequest(ApiModel):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -93,10 +120,10 @@ class GenerationRequest(ApiModel):
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT64)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Items[int] | None = None
+    bad_words: Items[str] | None = None
     prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
+    logprob_token_ids: Items[int] | None = None
     repetition_detection: RepetitionDetection | None = None
     stream_interval: Annotated[int, Field(ge=1)] | None = None
     priority: Int64 = 0
@@ -114,7 +141,7 @@ class GenerationRequest(ApiModel):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     watermarking: bool | None = None
-    vllm_xargs: dict[str, str | Int64 | float | list[str | Int64 | float]] | None = None
+    vllm_xargs: Arguments | None = None
 
     @field_validator("stop")
     @classmethod
@@ -200,7 +227,7 @@ class GenerationRequest(ApiModel):
 class CompletionRequest(GenerationRequest):
     """Body of /v1/completions."""
 
-    prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
+    prompt: Items[TokenId] | Items[Items[TokenId]] | str | Items[str] | None = None
     prompt_embeds: Any = None
     suffix: str | None = None
     max_tokens: int | None = 16
@@ -233,7 +260,7 @@ class CompletionRequest(GenerationRequest):
         return self
 
 
-MessageContent = str | list[str | dict[str, Any]]
+MessageContent = str | Items[str | dict[str, Any]]
 
 
 class ChatCompletionDeveloperMessageParam(ApiModel):
@@ -258,7 +285,7 @@ class ChatCompletionAssistantMessageParam(ApiModel):
     role: Literal["assistant"]
     content: MessageContent | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -276,7 +303,7 @@ class CustomChatCompletionMessageParam(ApiModel):
     content: MessageContent = ""
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
 
 
 ChatMessage = (
@@ -304,25 +331,28 @@ class Tool(ApiModel):
 class ChatFields(ApiModel):
     """What decides the prompt of a conversation."""
 
-    messages: Annotated[list[Annotated[ChatMessage, Field(union_mode="left_to_right")]], Field()]
+    messages: Items[Annotated[ChatMessage, Field(union_mode="left_to_right")]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, str]] | None = None
-    tools: list[Tool] | None = None
+    documents: Items[Document] | None = None
+    tools: Items[Tool] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _one_ending(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("continue_final_message") and data.get("add_generation_prompt"):
+        if not isinstance(data, Mapping):
+            return data
+        if data.get("continue_final_message") and data.get("add_generation_prompt"):
             raise RequestError("continue_final_message and add_generation_prompt cannot both be true.")
-        if isinstance(data, Mapping) and data.get("mm_processor_kwargs"):
-            message = "mm_processor_kwargs needs --trust-request-mm-kwargs and a multimodal model; leave it out."
-            raise RequestError(message, param="mm_processor_kwargs")
+        for name in ("mm_processor_kwargs", "media_io_kwargs"):
+            if data.get(name):
+                message = f"{name} needs --trust-request-mm-kwargs and a multimodal model; leave it out."
+                raise RequestError(message, param=name)
         return data
 
     def plain_messages(self) -> list[dict[str, Any]]:
@@ -404,13 +434,15 @@ TokenizeRequest = Annotated[TokenizeCompletionRequest | TokenizeChatRequest, Fie
 class DetokenizeRequest(ApiModel):
     """Body of /detokenize."""
 
-    tokens: list[Annotated[int, Field(ge=0, le=INT64)]]
+    tokens: Items[Annotated[int, Field(ge=0, le=INT64)]]
     model: str | None = None
 
 
 def _check_tool_choice(tools: Any, choice: Any) -> None:
     if not tools:
         raise RequestError("tool_choice needs tools.", param="tool_choice")
+    if not isinstance(tools, list):
+        return  # which the schema says
     if isinstance(choice, str):
         if choice not in ("auto", "required"):
             raise RequestError(
@@ -422,8 +454,8 @@ def _check_tool_choice(tools: Any, choice: Any) -> None:
         raise RequestError("tool_choice needs a function object.", param="tool_choice.function")
     if not function.get("name"):
         raise RequestError("tool_choice.function needs a name.", param="tool_choice.function.name")
-    names = [t.get("function", {}).get("name") for t in tools if isinstance(t, Mapping)]
-    if function["name"] not in names:
+    functions = [t.get("function") for t in tools if isinstance(t, Mapping)]
+    if function["name"] not in [f.get("name") for f in functions if isinstance(f, Mapping)]:
         raise RequestError(f"tool_choice names {function['name']!r}, which is not among tools.", param="tool_choice")
 
 
@@ -443,7 +475,13 @@ def _check_salt(salt: Any) -> None:
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     if bias is None:
         return None
-    wrong = [key for key in bias if not key.lstrip("-").isdecimal()]
+    out: dict[int, float] = {}
+    wrong = []
+    for key, value in bias.items():
+        try:
+            out[int(key)] = min(max(value, -100.0), 100.0)
+        except ValueError:
+            wrong.append(key)
     if wrong:
         raise RequestError(f"logit_bias keys must be token ids; {wrong[:5]} are not.", param="logit_bias")
-    return {int(key): min(max(value, -100.0), 100.0) for key, value in bias.items()}
+    return out

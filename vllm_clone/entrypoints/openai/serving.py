@@ -18,7 +18,7 @@ from vllm_clone.engine.inputs import ProcessedRequest, TokensPrompt
 from vllm_clone.entrypoints.openai.answers import PromptTokensDetails, Usage
 from vllm_clone.entrypoints.openai.logprobs import LogprobFormatter
 from vllm_clone.entrypoints.openai.requests import INT64, ChatFields, GenerationRequest
-from vllm_clone.errors import EngineDeadError, RequestError
+from vllm_clone.errors import RequestError
 from vllm_clone.logger import init_logger
 from vllm_clone.outputs import RequestOutput
 from vllm_clone.sampling_params import SamplingParams
@@ -153,7 +153,7 @@ class Serving:
                 "A request may not bring a chat template; the server needs --trust-request-chat-template."
             )
         messages = body.plain_messages()
-        size = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
+        size = sum(_length(m.get("content")) for m in messages)
         arguments: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt,
             "continue_final_message": body.continue_final_message,
@@ -246,7 +246,7 @@ async def merged(generators: Sequence[AsyncGenerator[RequestOutput, None]]) -> A
                 async for output in generator:
                     await queue.put((number, output))
             await queue.put((number, None))
-        except (RequestError, EngineDeadError) as error:
+        except Exception as error:  # whatever it is, the consumer must not wait for ever
             await queue.put((number, error))
 
     tasks = [asyncio.create_task(pump(i, g)) for i, g in enumerate(generators)]
@@ -268,6 +268,14 @@ async def merged(generators: Sequence[AsyncGenerator[RequestOutput, None]]) -> A
 
 def now() -> int:
     return int(time.time())
+
+
+def _length(content: Any) -> int:
+    """About how much work a message is to render, in characters."""
+    if isinstance(content, str):
+        return len(content)
+    texts = [p.get("text") for p in content or () if isinstance(p, dict)]
+    return sum(len(t) for t in texts if isinstance(t, str))
 
 
 def _integer(text: str | None) -> int | None:

@@ -26,6 +26,8 @@ KINDS: dict[ErrorKind, tuple[int, str]] = {
 
 SCHEMA_TYPE = "Bad Request"
 MAX_SHOWN_ERRORS, MAX_INPUT_CHARS, MAX_LINE_CHARS = 10, 200, 1000
+MAX_MESSAGE_CHARS = 2000
+"""An error's message repeats what the client sent, and that may be megabytes."""
 _UNION_TAG = re.compile(
     r"str|int|float|bool|bytes|none|nullable|(list|dict|tuple|union|constrained|function|lax).*[\[\-].*|[A-Z]\w*Request"
 )
@@ -47,6 +49,8 @@ def request_error_body(error: RequestError) -> tuple[int, dict[str, Any]]:
     """Status and body of a request's own error."""
     code, type_ = KINDS[error.kind]
     message = error.message
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[:MAX_MESSAGE_CHARS] + "…"
     if error.param is not None:
         shown = "" if error.value is None else f", value={str(error.value)[:MAX_INPUT_CHARS]}"
         message += f" (parameter={error.param}{shown})"

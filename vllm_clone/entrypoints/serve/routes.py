@@ -1,7 +1,6 @@
 """Routes that are not generation: health, version, metrics, models, tokens."""
 
 import asyncio
-import asyncio
 import functools
 import json
 import re
