@@ -55,6 +55,8 @@ def refused(prompt="abc", **params) -> RequestError:
         ("abc", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", [-1, -2]),
         ("abc", {"truncate_prompt_tokens": 0}, None, ["empty"]),
         ("abc", {"temperature": 3.0}, "temperature", [3.0]),
+        ("abc" * 9, {"n": 16000, "stop_token_ids": list(range(5, VOCAB))}, None, [16000, "4000000"]),
+        ("abc", {"allowed_token_ids": [EOS], "min_tokens": 2}, "allowed_token_ids", ["min_tokens"]),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_with_the_facts(prompt, params, param, facts) -> None:

@@ -191,10 +191,11 @@ def plan_kv_cache(config: VllmConfig, groups: tuple[KVCacheGroup, ...], availabl
         config.model_config.max_model_len = low
         logger.info("max_model_len is lowered from %d to %d tokens, which the KV cache holds.", max_model_len, low)
         return KVCacheConfig(num_blocks, groups)
+    flag = "--num-gpu-blocks-override" if config.cache_config.num_gpu_blocks_override else "--kv-cache-memory-bytes"
     fits = f"--max-model-len of at most {low}" if low else "a larger cache; not even one block fits"
     raise ConfigError(
         f"One request of max_model_len {max_model_len} tokens needs {_mib((needed + 1) * block_bytes)} of KV cache "
-        f"and {_mib(max(num_blocks, 0) * block_bytes)} are available; raise --kv-cache-memory-bytes "
+        f"and {_mib(max(num_blocks, 0) * block_bytes)} are available; raise {flag} "
         f"{'or use' if low else 'for'} {fits}."
     )
 

@@ -15,6 +15,9 @@ from vllm_clone.tokenizers.base import Tokenizer
 
 LOGIT_BIAS_LIMIT = 100.0
 
+MAX_REQUEST_IDS = 4_000_000
+"""Token ids that all sequences of one request may carry to the engine together."""
+
 
 class InputProcessor:
     """Validates requests against one model. Thread-safe except for the order in which seeds are drawn.
@@ -65,6 +68,7 @@ class InputProcessor:
         text, ids = self._prompt(prompt, params)
         self._check_prompt(ids)
         params = self._resolve(params, len(ids))
+        _check_size(params, len(ids))
         request = ProcessedRequest(request_id, text, ids, params, arrival_time or time.time())
         for index in range(params.n):
             request.sequences.append(
@@ -169,6 +173,7 @@ class InputProcessor:
         params.stop_set = list(dict.fromkeys([*eos_ids, *self._other_eos_ids, *given]))
         if params.bad_words:
             params.bad_words_token_ids = self._tokenize_bad_words(params.bad_words)
+        _check_something_is_left(params)
         return params
 
     def _check_limits(self, params: SamplingParams) -> None:
@@ -250,3 +255,31 @@ class InputProcessor:
         else:
             one.seed = (params.seed + index + 2**63) % 2**64 - 2**63
         return one
+
+
+def _check_size(params: SamplingParams, num_prompt_tokens: int) -> None:
+    """Every sequence carries prompt and lists of its own to the engine; n of them must stay within reason."""
+    lists = (params.logit_bias, params.stop_token_ids, params.stop_set, params.allowed_token_ids)
+    words = sum(map(len, params.bad_words_token_ids))
+    size = params.n * (num_prompt_tokens + words + sum(len(values or ()) for values in lists))
+    if params.n > 1 and size > MAX_REQUEST_IDS:
+        raise RequestError(
+            f"n={params.n} sequences with their prompts and token id lists hold {size} ids, more than the "
+            f"{MAX_REQUEST_IDS} one request may; lower n or send several requests.",
+            value=params.n,
+        )
+
+
+def _check_something_is_left(params: SamplingParams) -> None:
+    """Refuse what leaves no token to sample."""
+    if params.allowed_token_ids is None:
+        return
+    banned = {ids[0] for ids in params.bad_words_token_ids if len(ids) == 1}
+    left = set(params.allowed_token_ids) - banned
+    if params.min_tokens:
+        left -= set(params.stop_set)
+    if not left:
+        raise RequestError(
+            "allowed_token_ids leaves no token to sample: bad_words and min_tokens (no stop token yet) exclude all.",
+            param="allowed_token_ids",
+        )

@@ -152,5 +152,7 @@ def _listen_unix(path: str) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(f"{where}: {error.strerror or error}; stop the other server or choose another path.") from error
+        taken = error.errno == errno.EADDRINUSE
+        remedy = "stop the other server or choose another path" if taken else "choose a path that can be written"
+        raise OSError(f"{where}: {error.strerror or error}; {remedy}.") from error
     return listener
