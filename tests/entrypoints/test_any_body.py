@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.entrypoints.http_server import HTTPServer, http_config, tokenizer
+from tests.entrypoints.http_server import HTTPServer, http_config
+from tests.entrypoints.preparer import Preparer
 from vllm_clone.config import FrontendConfig
 from vllm_clone.engine.input_processor import InputProcessor
-from vllm_clone.engine.inputs import ProcessedRequest, TokensPrompt
+from vllm_clone.engine.inputs import TokensPrompt
 from vllm_clone.entrypoints.openai.chat import ChatServing
 from vllm_clone.entrypoints.openai.completion import CompletionServing
 from vllm_clone.entrypoints.openai.requests import (
@@ -40,19 +41,6 @@ KEYS = st.sampled_from([
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
 )
-
-
-class Preparer:
-    """As much of AsyncLLM as turns a body into what goes to the engine."""
-
-    def __init__(self) -> None:
-        self.tokenizer = tokenizer()
-        self.input_processor = InputProcessor(http_config(), self.tokenizer)
-
-    async def prepare(
-        self, prompt: TokensPrompt, params: SamplingParams, request_id: str, **more: Any
-    ) -> ProcessedRequest:
-        return self.input_processor.process(request_id, prompt, params, **more)
 
 
 SERVING = Serving(Preparer(), http_config(), FrontendConfig())  # type: ignore[arg-type]

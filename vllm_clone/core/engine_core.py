@@ -40,8 +40,8 @@ class EngineCore:
         try:
             self.executor.load_model()
             self.kv_cache_config = self._plan_kv_cache()
-            self.scheduler = Scheduler(config, self.kv_cache_config)
             self.executor.initialize_kv_cache(self.kv_cache_config)
+            self.scheduler = Scheduler(config, self.kv_cache_config)
         except BaseException:
             self.executor.shutdown()
             raise

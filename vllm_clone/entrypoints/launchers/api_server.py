@@ -138,7 +138,9 @@ class _Server:
 
     def _announce(self, app: Any, ready: EngineReady) -> None:
         frontend = self._frontend
-        where = f"unix:{frontend.uds}" if frontend.uds else f"http://{frontend.host or '0.0.0.0'}:{frontend.port}"
+        host = (frontend.host or "0.0.0.0").removeprefix("[").removesuffix("]")
+        host = f"[{host}]" if ":" in host else host
+        where = f"unix:{frontend.uds}" if frontend.uds else f"http://{host}:{frontend.port}"
         logger.info(
             "Engine ready: %.0f MiB of weights, KV cache of %d tokens (%.2fx the longest request)",
             ready.weight_bytes / 2**20,

@@ -74,7 +74,7 @@ class ChatServing:
         prompt = await serving.encode(text, body, body.add_special_tokens)
         request_id = serving.request_id("chatcmpl-", body, headers)
         request = await serving.prepare(prompt, params, request_id, body, headers)
-        last = body.plain_messages()[-1]
+        last = body.messages[-1].model_dump(exclude_unset=True)
         role = serving.frontend.response_role if body.add_generation_prompt else str(last["role"])
         content = last.get("content")
         echoed = content if body.echo and last["role"] == role and isinstance(content, str) else ""

@@ -29,6 +29,8 @@ logger = init_logger(__name__)
 
 INLINE_CHARS = 2048
 """Longest text tokenized in the event loop; a thread costs more than this much text."""
+INLINE_MESSAGES = 50
+"""Longest conversation rendered in the event loop, for the same reason."""
 MAX_DP_RANKS = 1
 
 
@@ -162,7 +164,7 @@ class Serving:
             "chat_template": template,
             "chat_template_kwargs": kwargs,
         }
-        if size > INLINE_CHARS or template is not None:
+        if size > INLINE_CHARS or len(messages) > INLINE_MESSAGES or template is not None:
             return await asyncio.to_thread(self.renderer.render, messages, **arguments)
         return self.renderer.render(messages, **arguments)
 
