@@ -3,6 +3,9 @@
 
     soak.py --url http://127.0.0.1:8000 --requests 2000 --streams 64 [--pid SERVER_PID]
 
+Give the server a small KV cache (for a toy model --kv-cache-memory-bytes 16M): its pages count as resident once they
+have been used, and a large one would still be filling up.
+
 Prints how the requests ended, the server's own counters afterwards and, with --pid, the resident memory
 of the server's process tree on the way. Exits 1 when a request was lost, a KV block leaked, or memory grew
 by more than --growth between a quarter of the requests and the end.

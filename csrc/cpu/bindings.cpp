@@ -151,6 +151,28 @@ NB_MODULE(_C, m) {
                        rows, n, k, x_stride, out_stride);
       },
       Release());
+  m.def("gguf_packed_bytes",
+        [](int ggml_type, int64_t n, int64_t k) { return table().gguf_packed_bytes(ggml_type, n, k); });
+  m.def(
+      "pack_gguf",
+      [](int ggml_type, uintptr_t packed, uintptr_t data, int64_t n, int64_t k) {
+        table().pack_gguf(ggml_type, at<void>(packed), at<void>(data), n, k);
+      },
+      Release());
+  m.def(
+      "gguf_rows",
+      [](int ggml_type, int dtype, uintptr_t out, uintptr_t packed, uintptr_t rows, int64_t count, int64_t k) {
+        table().gguf_rows(ggml_type, DType(dtype), at<void>(out), at<void>(packed), at<int64_t>(rows), count, k);
+      },
+      Release());
+  m.def(
+      "gguf_linear",
+      [](int ggml_type, int dtype, int out_dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias,
+         int64_t rows, int64_t n, int64_t k, int64_t x_stride) {
+        table().gguf_linear(ggml_type, DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed),
+                            at<void>(bias), rows, n, k, x_stride);
+      },
+      Release());
   m.def(
       "dequantize",
       [](int dtype, uintptr_t out, uintptr_t data, int ggml_type, int64_t count) {

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "dequantize.h"
+#include "gguf_linear.h"
 #include "linear.h"
 #include "simd.h"
 #include "thread_pool.h"
@@ -253,10 +254,42 @@ bool dequantize(DType dtype, void* out, const void* data, int ggml_type, int64_t
   return true;
 }
 
+int64_t gguf_packed_bytes(int ggml_type, int64_t n, int64_t k) {
+  const gguf::PackedFormat* format = gguf::find_packed(ggml_type);
+  return format ? gguf::packed_tiles(n) * (k / gguf::kGroup) * format->record_bytes : 0;
+}
+
+void pack_gguf(int ggml_type, void* packed, const void* data, int64_t n, int64_t k) {
+  gguf::pack_rows(*gguf::find_packed(ggml_type), static_cast<uint8_t*>(packed), static_cast<const uint8_t*>(data), n,
+                  k);
+}
+
+void gguf_rows(int ggml_type, DType dtype, void* out, const void* packed, const int64_t* rows, int64_t count,
+               int64_t k) {
+  with_type(dtype, [&](auto* type) {
+    gguf::rows_back(*gguf::find_packed(ggml_type), static_cast<decltype(type)>(out),
+                    static_cast<const uint8_t*>(packed), rows, count, k);
+  });
+}
+
+void gguf_linear(int ggml_type, DType dtype, DType out_dtype, void* out, const void* x, const void* packed,
+                 const void* bias, int64_t rows, int64_t n, int64_t k, int64_t x_stride) {
+  with_type(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const auto run = [&](auto* to) {
+      gguf::multiply(*gguf::find_packed(ggml_type), to, static_cast<const T*>(x), static_cast<const uint8_t*>(packed),
+                     static_cast<const T*>(bias), rows, n, k, x_stride);
+    };
+    if (out_dtype == DType::f32) return run(static_cast<float*>(out));
+    run(static_cast<T*>(out));
+  });
+}
+
 extern const KernelTable table;
 const KernelTable table = {
-    rms_norm,  layer_norm,  rotary,         activation, write_cache,
-    paged_attention, pack_linear, linear_product, dequantize,
+    rms_norm,        layer_norm,  rotary,         activation, write_cache,
+    paged_attention, pack_linear, linear_product, dequantize, gguf_packed_bytes,
+    pack_gguf,       gguf_rows,   gguf_linear,
 };
 
 }  // namespace KERNELS

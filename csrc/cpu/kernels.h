@@ -38,4 +38,12 @@ struct KernelTable {
                  int64_t n, int64_t k, int64_t x_stride, int64_t out_stride);
   // Expands count elements of a GGUF storage type; false when the type is not known here.
   bool (*dequantize)(DType, void* out, const void* data, int ggml_type, int64_t count);
+  // Bytes of a GGUF matrix [n, k] once packed; 0 when there is no product for the type.
+  int64_t (*gguf_packed_bytes)(int ggml_type, int64_t n, int64_t k);
+  void (*pack_gguf)(int ggml_type, void* packed, const void* data, int64_t n, int64_t k);
+  // out[count, k] = the given rows of a packed matrix.
+  void (*gguf_rows)(int ggml_type, DType, void* out, const void* packed, const int64_t* rows, int64_t count, int64_t k);
+  // out[rows, n] = x[rows, k] W^T (+ bias[n]); bias has x's type.
+  void (*gguf_linear)(int ggml_type, DType, DType out_dtype, void* out, const void* x, const void* packed,
+                      const void* bias, int64_t rows, int64_t n, int64_t k, int64_t x_stride);
 };

@@ -98,6 +98,13 @@ inline vf load(const fp16* p) {
   __m256i half;
   std::memcpy(&half, p, 32);
   return (vf)_mm512_cvtph_ps(half);
+#elif defined(__F16C__)
+  __m128i half[2];
+  std::memcpy(half, p, 32);
+  const __m256 parts[2] = {_mm256_cvtph_ps(half[0]), _mm256_cvtph_ps(half[1])};
+  vf out{};
+  std::memcpy(&out, parts, 64);
+  return out;
 #else
   vf out{};
   for (int i = 0; i < kLanes; ++i) out[i] = to_float(p[i]);

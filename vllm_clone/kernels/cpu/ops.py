@@ -284,6 +284,84 @@ def linear(
     return out
 
 
+GGUF_PACKABLE = frozenset(
+    [
+        *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0),
+        *(GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K),
+    ]
+)
+"""GGUF storage types that :func:`gguf_linear` multiplies by as they are."""
+
+
+def pack_gguf_linear(data: memoryview | torch.Tensor, ggml_type: int, shape: tuple[int, int]) -> torch.Tensor:
+    """A GGUF matrix's raw bytes, rows of ``shape`` = (N, K), in the order :func:`gguf_linear` streams them: uint8 [.].
+
+    Bits are kept; of the K types, scales are rounded to half precision (4.5 → 5 and 5.5 → 6 bits a weight).
+
+    Raises:
+        ValueError: the type is not in GGUF_PACKABLE, K is no whole number of blocks, or bytes are missing.
+    """
+    _require(ggml_type in GGUF_PACKABLE, f"GGUF storage type {ggml_type} has no product")
+    raw = _gguf_bytes(data, ggml_type, shape)
+    n, k = shape
+    packed = torch.empty(_C.gguf_packed_bytes(int(ggml_type), n, k), dtype=torch.uint8)
+    _C.pack_gguf(int(ggml_type), packed.data_ptr(), raw.ctypes.data, n, k)
+    return packed
+
+
+def gguf_rows(packed: torch.Tensor, ggml_type: int, k: int, rows_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of the matrix that :func:`pack_gguf_linear` packed: int64 [T] → [T, K]."""
+    _require(rows_T.dtype == torch.int64 and rows_T.is_contiguous(), "gguf_rows: contiguous int64 rows expected")
+    out = torch.empty((rows_T.numel(), k), dtype=dtype)
+    _C.gguf_rows(
+        int(ggml_type), _DTYPES[dtype], out.data_ptr(), packed.data_ptr(), rows_T.data_ptr(), rows_T.numel(), k
+    )
+    return out
+
+
+def gguf_linear(
+    x_TK: torch.Tensor,
+    packed: torch.Tensor,
+    ggml_type: int,
+    num_outputs: int,
+    bias_N: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x Wᵀ (+ bias) with W from :func:`pack_gguf_linear`: [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
+
+    x is rounded to 8 bits with one scale per 32 inputs; integers are summed exactly, groups in float32.
+    """
+    k = x_TK.shape[-1]
+    _require(
+        ggml_type in GGUF_PACKABLE and packed.dtype == torch.uint8 and packed.is_contiguous() and k % 32 == 0
+        and packed.numel() == _C.gguf_packed_bytes(int(ggml_type), num_outputs, k),
+        "gguf_linear: these weights were packed for another type or shape",
+    )  # fmt: skip
+    _require(
+        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (num_outputs,) and bias_N.is_contiguous()),
+        "gguf_linear: the bias must be one number per output, in x's dtype",
+    )
+    x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
+    out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=out_dtype or x_TK.dtype)
+    _require(out.dtype in (x.dtype, torch.float32), "gguf_linear: the output has x's dtype or is float32")
+    _C.gguf_linear(
+        int(ggml_type), _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
+        0 if bias_N is None else bias_N.data_ptr(), x.shape[0], num_outputs, k, x.stride(0),
+    )  # fmt: skip
+    return out
+
+
+def _gguf_bytes(data: memoryview | torch.Tensor, ggml_type: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The bytes of a GGUF tensor, checked to be enough for its shape."""
+    # Through numpy, because torch warns about buffers it cannot write, such as a mapped file.
+    raw: np.ndarray = data.numpy() if isinstance(data, torch.Tensor) else np.frombuffer(data, dtype=np.uint8)
+    per_block, block_bytes = BLOCK_SIZES[GGMLType(ggml_type)]
+    _require(math.prod(shape[-1:]) % per_block == 0, f"{shape} is no whole number of blocks of {per_block} a row")
+    needed = math.prod(shape) // per_block * block_bytes
+    _require(raw.flags.c_contiguous and raw.nbytes >= needed, f"{needed} bytes expected, {raw.nbytes} given")
+    return raw
+
+
 def dequantize_gguf(
     data: memoryview | torch.Tensor, ggml_type: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
@@ -293,15 +371,7 @@ def dequantize_gguf(
         ValueError: the type is not in DEQUANTIZABLE, the last axis is no whole number of blocks, or bytes are missing.
     """
     _require(ggml_type in DEQUANTIZABLE, f"GGUF storage type {ggml_type} has no kernel")
-    # Through numpy, because torch warns about buffers it cannot write, such as a mapped file.
-    raw = data.numpy() if isinstance(data, torch.Tensor) else np.frombuffer(data, dtype=np.uint8)
-    per_block, block_bytes = BLOCK_SIZES[GGMLType(ggml_type)]
-    whole = math.prod(shape[-1:]) % per_block == 0
-    _require(whole, f"dequantize: rows of {shape} are no whole number of blocks of {per_block}")
-    needed = math.prod(shape) // per_block * block_bytes
-    _require(
-        raw.flags.c_contiguous and raw.nbytes >= needed, f"dequantize: {needed} bytes expected, {raw.nbytes} given"
-    )
+    raw = _gguf_bytes(data, ggml_type, shape)
     out = torch.empty(shape, dtype=dtype)
     _C.dequantize(_DTYPES[dtype], out.data_ptr(), raw.ctypes.data, int(ggml_type), out.numel())
     return out

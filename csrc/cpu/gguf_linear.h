@@ -1,0 +1,399 @@
+// y = x W^T (+ b) with W in the bits of a GGUF storage type and x rounded to 8 bits, one scale per 32 inputs.
+//
+// All types are brought to one form: 32 inputs ("group") of an output are unsigned integers q of 4 to 8 bits with
+// w = d (q - offset) + m, where offset belongs to the type, d (one per 32 or two, one per 16) and m (perhaps) to the
+// group. So the sum over a group is an integer dot product, its scales, and m times the sum of the inputs.
+//
+// Packed: [n / 16][k / 32] records of sixteen outputs' groups: planes of 64 bytes, then d[, d][, m] as 16 halves each.
+// Byte 4 o + j of plane v belongs to output o and input 4 v + j. Low bits: 8-bit types have eight such planes; others
+// four of nibbles (inputs 0-15 low, 16-31 high). Then what 5- and 6-bit types have above the nibbles: one plane whose
+// bit v, or two planes whose bits 2 (v % 4) and up, belong to vector v.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "dequantize.h"
+#include "simd.h"
+#include "thread_pool.h"
+
+namespace KERNELS::gguf {
+
+using namespace simd;
+
+constexpr int kOutputs = 16;  // outputs per tile: the lanes of a vector
+constexpr int kGroup = 32;    // inputs that share a scale
+constexpr int kVectors = 8;   // vectors of four inputs in a group
+constexpr int kPlane = 64;
+
+template <int Bits, int Scales, bool Minimum, int Offset>
+struct Packing {
+  static constexpr int bits = Bits, scales = Scales, offset = Offset;
+  static constexpr bool minimum = Minimum;
+  static constexpr int low_planes = Bits == 8 ? 8 : 4, high_planes = Bits == 5 ? 1 : Bits == 6 ? 2 : 0;
+  static constexpr int quant_bytes = (low_planes + high_planes) * kPlane;
+  static constexpr int record_bytes = quant_bytes + (Scales + Minimum) * kOutputs * 2;
+};
+
+// One group of one output, whatever its type.
+struct Group {
+  uint8_t q[kGroup];
+  float d[2];
+  float m;
+};
+
+// ---- what the types hold -----------------------------------------------------------------------
+
+inline void nibbles(const uint8_t* p, uint8_t* q) {
+  for (int i = 0; i < 16; ++i) {
+    q[i] = p[i] & 15;
+    q[i + 16] = p[i] >> 4;
+  }
+}
+inline void fifth_bits(const uint8_t* p, uint8_t* q) {
+  uint32_t high;
+  std::memcpy(&high, p, 4);
+  for (int i = 0; i < kGroup; ++i) q[i] |= ((high >> i) & 1) << 4;
+}
+inline void read_q4_0(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g * 18;
+  out.d[0] = half(p);
+  nibbles(p + 2, out.q);
+}
+inline void read_q4_1(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g * 20;
+  out.d[0] = half(p);
+  out.m = half(p + 2);
+  nibbles(p + 4, out.q);
+}
+inline void read_q5_0(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g * 22;
+  out.d[0] = half(p);
+  nibbles(p + 6, out.q);
+  fifth_bits(p + 2, out.q);
+}
+inline void read_q5_1(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g * 24;
+  out.d[0] = half(p);
+  out.m = half(p + 2);
+  nibbles(p + 8, out.q);
+  fifth_bits(p + 4, out.q);
+}
+inline void read_q8_0(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g * 34;
+  out.d[0] = half(p);
+  for (int i = 0; i < kGroup; ++i) out.q[i] = static_cast<uint8_t>(p[2 + i] + 128);
+}
+inline void read_scales_k(const uint8_t* p, int j, Group& out) {
+  int scale, minimum;
+  scale_min(j, p + 4, scale, minimum);
+  out.d[0] = half(p) * static_cast<float>(scale);
+  out.m = -half(p + 2) * static_cast<float>(minimum);
+}
+inline void read_q4_k(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g / 8 * 144;
+  const int j = static_cast<int>(g % 8);
+  read_scales_k(p, j, out);
+  for (int i = 0; i < kGroup; ++i) out.q[i] = p[16 + j / 2 * 32 + i] >> j % 2 * 4 & 15;
+}
+inline void read_q5_k(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g / 8 * 176;
+  const int j = static_cast<int>(g % 8);
+  read_scales_k(p, j, out);
+  for (int i = 0; i < kGroup; ++i)
+    out.q[i] = static_cast<uint8_t>((p[48 + j / 2 * 32 + i] >> j % 2 * 4 & 15) | (p[16 + i] >> j & 1) << 4);
+}
+inline void read_q6_k(const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* p = row + g / 8 * 210;
+  const int j = static_cast<int>(g % 8), part = j / 4, quarter = j % 4;
+  const uint8_t *low = p + part * 64 + quarter % 2 * 32, *high = p + 128 + part * 32;
+  for (int i = 0; i < kGroup; ++i)
+    out.q[i] = static_cast<uint8_t>((low[i] >> quarter / 2 * 4 & 15) | (high[i] >> quarter * 2 & 3) << 4);
+  for (int s = 0; s < 2; ++s)
+    out.d[s] = half(p + 208) * static_cast<float>(static_cast<int8_t>(p[192 + part * 8 + quarter * 2 + s]));
+}
+
+// ---- packing and reading back ------------------------------------------------------------------
+
+template <typename P>
+void store_group(const Group& group, int output, uint8_t* record) {
+  for (int i = 0; i < kGroup; ++i) {
+    const int v = i / 4, lane = output * 4 + i % 4, q = group.q[i];
+    if constexpr (P::bits == 8) {
+      record[v * kPlane + lane] = static_cast<uint8_t>(q);
+    } else {
+      record[v % 4 * kPlane + lane] |= static_cast<uint8_t>((q & 15) << v / 4 * 4);
+      uint8_t* high = record + P::low_planes * kPlane + lane;
+      if constexpr (P::bits == 5) *high |= static_cast<uint8_t>(q >> 4 << v);
+      if constexpr (P::bits == 6) high[v / 4 * kPlane] |= static_cast<uint8_t>(q >> 4 << v % 4 * 2);
+    }
+  }
+  fp16* numbers = reinterpret_cast<fp16*>(record + P::quant_bytes) + output;
+  for (int s = 0; s < P::scales; ++s) numbers[s * kOutputs] = from_float<fp16>(group.d[s]);
+  if constexpr (P::minimum) numbers[P::scales * kOutputs] = from_float<fp16>(group.m);
+}
+
+// The eight vectors of a record: four inputs of sixteen outputs each, one byte an input.
+template <typename P>
+inline void unpack(const uint8_t* record, vu (&q)[kVectors]) {
+  vu low[P::low_planes], high[P::high_planes + 1];
+  std::memcpy(low, record, sizeof low);
+  std::memcpy(high, record + sizeof low, P::high_planes * kPlane);
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    if constexpr (P::bits == 8) {
+      q[v] = low[v];
+    } else {
+      q[v] = (v < 4 ? low[v % 4] : low[v % 4] >> 4) & 0x0f0f0f0fu;
+      if constexpr (P::bits == 5) q[v] |= (v <= 4 ? high[0] << (4 - v) : high[0] >> (v - 4)) & 0x10101010u;
+      if constexpr (P::bits == 6) {
+        const int at = v % 4 * 2;
+        q[v] |= (at <= 4 ? high[v / 4] << (4 - at) : high[v / 4] >> (at - 4)) & 0x30303030u;
+      }
+    }
+  }
+}
+
+// kGroup weights of one output as floats.
+template <typename P>
+void read_back(const uint8_t* record, int output, float* to) {
+  vu q[kVectors];
+  unpack<P>(record, q);
+  const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes) + output;
+  const float m = P::minimum ? to_float(numbers[P::scales * kOutputs]) : 0.0f;
+  for (int i = 0; i < kGroup; ++i) {
+    const int value = static_cast<int>(q[i / 4][output] >> i % 4 * 8 & 255) - P::offset;
+    to[i] = to_float(numbers[i / 16 * (P::scales - 1) * kOutputs]) * static_cast<float>(value) + m;
+  }
+}
+
+// ---- the product -------------------------------------------------------------------------------
+
+// Sixteen times: sum + the products of two neighbouring 16-bit numbers.
+inline vi multiply_pairs(vi sum, vi a, vi b) {
+#if defined(__AVX512BW__)
+  return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  __m256i x[2], y[2];
+  std::memcpy(x, &a, 64);
+  std::memcpy(y, &b, 64);
+  for (int i = 0; i < 2; ++i) x[i] = _mm256_madd_epi16(x[i], y[i]);
+  std::memcpy(&a, x, 64);
+  return sum + a;
+#else
+  return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// Inputs as the dot product wants them: four are one word of bytes, or two words of 16-bit pairs, (0, 2) and (1, 3).
+#if defined(__AVX512VNNI__)
+constexpr int kWords = kVectors;
+inline vi dot(vi sum, vu weights, const int32_t* inputs, int v) {
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(inputs[v]));
+}
+inline void store_inputs(const int8_t* q, int32_t* to) { std::memcpy(to, q, kGroup); }
+#else
+constexpr int kWords = 2 * kVectors;
+inline vi dot(vi sum, vu weights, const int32_t* inputs, int v) {
+  sum = multiply_pairs(sum, (vi)(weights & 0x00ff00ffu), vi{} + inputs[2 * v]);
+  return multiply_pairs(sum, (vi)(weights >> 8 & 0x00ff00ffu), vi{} + inputs[2 * v + 1]);
+}
+inline void store_inputs(const int8_t* q, int32_t* to) {
+  for (int i = 0; i < kWords; ++i) {
+    const int16_t pair[2] = {q[i / 2 * 4 + i % 2], q[i / 2 * 4 + i % 2 + 2]};
+    std::memcpy(to + i, pair, 4);
+  }
+}
+#endif
+
+// One group of inputs of a row.
+struct InputGroup {
+  int32_t words[kWords];
+  float scale;
+  float scaled_sum;  // what m is multiplied by
+  int32_t sums[2];   // of the first and second half's integers
+};
+
+// Rounds to multiples of the largest magnitude / 127; a group with an infinity or NaN has the scale NaN.
+template <typename T>
+void quantize(const T* x, InputGroup& out) {
+  const vf a = load(x), b = load(x + kLanes);
+  const float largest = max(max(max(a, -a), max(b, -b)));
+  const vf probe = a * 0.0f + b * 0.0f;
+  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf qa = (a * inverse + magic) - magic, qb = (b * inverse + magic) - magic;
+  using bytes = int8_t __attribute__((vector_size(16)));
+  const bytes low = __builtin_convertvector(__builtin_convertvector(qa, vi), bytes);
+  const bytes high = __builtin_convertvector(__builtin_convertvector(qb, vi), bytes);
+  int8_t q[kGroup];
+  std::memcpy(q, &low, 16);
+  std::memcpy(q + 16, &high, 16);
+  store_inputs(q, out.words);
+  const float sum_a = sum(qa), sum_b = sum(qb);
+  out.scale = largest / 127.0f + sum(probe);
+  out.scaled_sum = out.scale * (sum_a + sum_b);
+  out.sums[0] = static_cast<int32_t>(sum_a);
+  out.sums[1] = static_cast<int32_t>(sum_b);
+}
+
+// Sixteen outputs of R rows.
+template <typename P, int R>
+void tile_product(const uint8_t* record, const InputGroup* x, int64_t groups, vf (&sums)[R]) {
+  for (int r = 0; r < R; ++r) sums[r] = vf{};
+  for (int64_t g = 0; g < groups; ++g, record += P::record_bytes) {
+    vu q[kVectors];
+    unpack<P>(record, q);
+    const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes);
+    const vf d0 = load(numbers), d1 = P::scales == 2 ? load(numbers + kOutputs) : vf{};
+    const vf m = P::minimum ? load(numbers + P::scales * kOutputs) : vf{};
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const InputGroup& in = x[r * groups + g];
+      if constexpr (P::scales == 1) {
+        vi total = vi{} - P::offset * (in.sums[0] + in.sums[1]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) total = dot(total, q[v], in.words, v);
+        sums[r] += __builtin_convertvector(total, vf) * (d0 * in.scale);
+      } else {
+        vi first = vi{} - P::offset * in.sums[0], second = vi{} - P::offset * in.sums[1];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors / 2; ++v) {
+          first = dot(first, q[v], in.words, v);
+          second = dot(second, q[v + 4], in.words, v + 4);
+        }
+        sums[r] += __builtin_convertvector(first, vf) * (d0 * in.scale);
+        sums[r] += __builtin_convertvector(second, vf) * (d1 * in.scale);
+      }
+      if constexpr (P::minimum) sums[r] += m * in.scaled_sum;
+    }
+  }
+}
+
+struct LinearArgs {
+  const uint8_t* packed;
+  const InputGroup* x;  // [rows, groups]
+  int64_t rows, groups, tile;
+  float* out;  // [rows, kOutputs]
+};
+
+template <typename P>
+void run_tile(const LinearArgs& a) {
+  const uint8_t* records = a.packed + a.tile * a.groups * P::record_bytes;
+  const auto rows = [&](auto count, int64_t row) {
+    vf sums[decltype(count)::value];
+    tile_product<P>(records, a.x + row * a.groups, a.groups, sums);
+    for (int r = 0; r < count; ++r) store(a.out + (row + r) * kOutputs, sums[r]);
+  };
+  int64_t row = 0;
+  for (; row + 8 <= a.rows; row += 8) rows(std::integral_constant<int, 8>{}, row);
+  if (a.rows - row >= 4) rows(std::integral_constant<int, 4>{}, std::exchange(row, row + 4));
+  if (a.rows - row >= 2) rows(std::integral_constant<int, 2>{}, std::exchange(row, row + 2));
+  if (a.rows - row >= 1) rows(std::integral_constant<int, 1>{}, row);
+}
+
+// ---- the types ---------------------------------------------------------------------------------
+
+struct PackedFormat {
+  int type, block_elements, block_bytes, record_bytes;
+  void (*read)(const uint8_t* row, int64_t group, Group&);
+  void (*store)(const Group&, int output, uint8_t* record);
+  void (*read_back)(const uint8_t* record, int output, float*);
+  void (*run)(const LinearArgs&);
+};
+
+template <typename P>
+constexpr PackedFormat packed_format(int type, int elements, int bytes, decltype(PackedFormat::read) read) {
+  return {type, elements, bytes, P::record_bytes, read, store_group<P>, read_back<P>, run_tile<P>};
+}
+
+inline const PackedFormat* find_packed(int type) {
+  using Q4 = Packing<4, 1, false, 8>;
+  using Q4Min = Packing<4, 1, true, 0>;
+  using Q5 = Packing<5, 1, false, 16>;
+  using Q5Min = Packing<5, 1, true, 0>;
+  static const PackedFormat formats[] = {
+      packed_format<Q4>(2, 32, 18, read_q4_0),
+      packed_format<Q4Min>(3, 32, 20, read_q4_1),
+      packed_format<Q5>(6, 32, 22, read_q5_0),
+      packed_format<Q5Min>(7, 32, 24, read_q5_1),
+      packed_format<Packing<8, 1, false, 128>>(8, 32, 34, read_q8_0),
+      packed_format<Q4Min>(12, 256, 144, read_q4_k),
+      packed_format<Q5Min>(13, 256, 176, read_q5_k),
+      packed_format<Packing<6, 2, false, 32>>(14, 256, 210, read_q6_k),
+  };
+  for (const PackedFormat& format : formats)
+    if (format.type == type) return &format;
+  return nullptr;
+}
+
+inline int64_t packed_tiles(int64_t n) { return (n + kOutputs - 1) / kOutputs; }
+
+inline void pack_rows(const PackedFormat& format, uint8_t* packed, const uint8_t* data, int64_t n, int64_t k) {
+  const int64_t groups = k / kGroup, row_bytes = k / format.block_elements * format.block_bytes;
+  parallel_for(packed_tiles(n), 4, [&](int64_t begin, int64_t end) {
+    std::fill(packed + begin * groups * format.record_bytes, packed + end * groups * format.record_bytes, uint8_t{0});
+    for (int64_t o = begin * kOutputs; o < std::min(end * kOutputs, n); ++o)
+      for (int64_t g = 0; g < groups; ++g) {
+        Group group{};
+        format.read(data + o * row_bytes, g, group);
+        format.store(group, static_cast<int>(o % kOutputs),
+                     packed + (o / kOutputs * groups + g) * format.record_bytes);
+      }
+  });
+}
+
+template <typename O>
+void rows_back(const PackedFormat& format, O* out, const uint8_t* packed, const int64_t* rows, int64_t count,
+               int64_t k) {
+  const int64_t groups = k / kGroup;
+  parallel_for(count, 1 + 4096 / k, [&](int64_t begin, int64_t end) {
+    float values[kGroup];
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t g = 0; g < groups; ++g) {
+        format.read_back(packed + (rows[i] / kOutputs * groups + g) * format.record_bytes,
+                         static_cast<int>(rows[i] % kOutputs), values);
+        for (int j = 0; j < kGroup; j += kLanes) store(out + i * k + g * kGroup + j, load(values + j));
+      }
+  });
+}
+
+// Inputs of type T, outputs of type O, bias of type T.
+template <typename T, typename O>
+void multiply(const PackedFormat& format, O* out, const T* x, const uint8_t* packed, const T* bias, int64_t rows,
+              int64_t n, int64_t k, int64_t x_stride) {
+  const int64_t groups = k / kGroup, tiles = packed_tiles(n), threads = num_threads();
+  std::vector<InputGroup> inputs(rows * groups);
+  parallel_for(rows, 1 + 16384 / k, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t g = 0; g < groups; ++g) quantize(x + r * x_stride + g * kGroup, inputs[r * groups + g]);
+  });
+  // With few tiles, split the rows too.
+  const int64_t parts = tiles >= 4 * threads ? 1 : std::min<int64_t>(threads, std::max<int64_t>(rows / 16, 1));
+  const int64_t rows_each = (rows + parts - 1) / parts;
+  const int64_t inline_below = rows * n * k < 32768 ? tiles * parts : 1;
+  parallel_for(tiles * parts, inline_below, [&](int64_t begin, int64_t end) {
+    std::vector<float> sums(rows_each * kOutputs);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t tile = i % tiles, row = i / tiles * rows_each, count = std::min(rows_each, rows - row);
+      if (count <= 0) continue;
+      format.run({packed, inputs.data() + row * groups, count, groups, tile, sums.data()});
+      const int64_t first = tile * kOutputs, width = std::min<int64_t>(kOutputs, n - first);
+      for (int64_t r = 0; r < count; ++r) {
+        O* to = out + (row + r) * n + first;
+        const float* from = &sums[r * kOutputs];
+        if (width == kOutputs) {
+          store(to, bias ? load(from) + load(bias + first) : load(from));
+          continue;
+        }
+        for (int64_t j = 0; j < width; ++j)
+          to[j] = from_float<O>(from[j] + (bias ? to_float(bias[first + j]) : 0.0f));
+      }
+    }
+  });
+}
+
+}  // namespace KERNELS::gguf
