@@ -137,7 +137,7 @@ class AsyncLLM:
             for sequence in request.sequences:
                 try:
                     self._client.add(sequence)
-                except (TypeError, OverflowError) as error:
+                except (TypeError, OverflowError, UnicodeEncodeError) as error:
                     raise RequestError(f"The request holds a value that cannot be sent: {error}") from error
             finished = False
             while not finished:
