@@ -28,7 +28,7 @@ constexpr float kLog2e = 1.44269504f;
 #if defined(__AVX512F__)
 constexpr int kStripRows = 6, kStripVectors = 4;  // 24 accumulators of 32 registers
 #else
-constexpr int kStripRows = 2, kStripVectors = 2;  // each vector is two or four registers of 16
+constexpr int kStripRows = 4, kStripVectors = 2;  // 8 of 16
 #endif
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -87,15 +87,15 @@ void strip_rows(int rows, const typename Math::Elem* a, int64_t a_stride, const 
                 int64_t b_stride, int depth, float* c, int64_t c_stride, bool add) {
   for (; rows >= kStripRows; rows -= kStripRows, a += kStripRows * a_stride, c += kStripRows * c_stride)
     strip<Math, kStripRows, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
-#if defined(__AVX512F__)
   switch (rows) {
+#if defined(__AVX512F__)
     case 5: return strip<Math, 5, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
     case 4: return strip<Math, 4, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
+#endif
     case 3: return strip<Math, 3, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
     case 2: return strip<Math, 2, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
+    case 1: return strip<Math, 1, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
   }
-#endif
-  if (rows == 1) strip<Math, 1, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
 }
 
 // The product for any number of columns that is a multiple of kLanes.
@@ -110,7 +110,7 @@ void product(int rows, const typename Math::Elem* a, int64_t a_stride, const typ
     strip_rows<Math, 1>(rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column, c_stride, add);
 }
 
-// Rows of sixteen 32-bit items → columns.
+// Rows of 32-bit items → columns.
 inline void transpose(vf (&r)[kLanes]) {
 #if defined(__AVX512F__)
   __m512 t[16];
@@ -184,7 +184,7 @@ struct Chunk {
         transpose(rows);
         for (int i = 0; i < kLanes; ++i)
           std::memcpy(keys + (d / Math::kDepth + i) * int64_t{kChunk} * Math::kDepth + first * Math::kDepth, &rows[i],
-                      64);
+                      sizeof(vf));
       }
   }
 
@@ -347,7 +347,7 @@ class TilePass {
         Elem* to = query_ + (i * group_ + g) * int64_t{depth_};
         for (int d = 0; d < depth_; d += kLanes * Math::kDepth) {
           const vf part = operands<Math>(token + g * dim_ + d, dim_ - d);
-          std::memcpy(to + d, &part, 64);
+          std::memcpy(to + d, &part, sizeof part);
         }
       }
   }
@@ -373,7 +373,8 @@ class TilePass {
         s[v] *= args_.scale * kLog2e;
       }
       if (!whole) {
-        const vi key = vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + v * kLanes;
+        vi key;
+        for (int i = 0; i < kLanes; ++i) key[i] = v * kLanes + i;
         const int last = static_cast<int>(std::min<int64_t>(newest, count - 1));
         const int first = static_cast<int>(std::clamp<int64_t>(oldest, 0, kChunk));
         s[v] = select((key <= last) & (key >= first), s[v], splat(kNegInf));

@@ -24,9 +24,9 @@ namespace KERNELS::gguf {
 
 using namespace simd;
 
-constexpr int kOutputs = 16;  // outputs per tile: the lanes of a vector
+constexpr int kOutputs = 16;  // outputs per tile
 constexpr int kGroup = 32;    // inputs that share a scale
-constexpr int kVectors = 8;   // vectors of four inputs in a group
+constexpr int kVectors = 8;   // quadruples of inputs in a group
 constexpr int kPlane = 64;
 
 template <int Bits, int Scales, bool Minimum, int Offset>
@@ -136,12 +136,19 @@ void store_group(const Group& group, int output, uint8_t* record) {
   if constexpr (P::minimum) numbers[P::scales * kOutputs] = from_float<fp16>(group.m);
 }
 
-// The eight vectors of a record: four inputs of sixteen outputs each, one byte an input.
+inline vu plane(const uint8_t* planes, int index, int first) {
+  vu out{};
+  std::memcpy(&out, planes + index * kPlane + first * 4, sizeof out);
+  return out;
+}
+
+// kLanes outputs of a record, from the first on: eight vectors of four inputs each, one byte an input.
 template <typename P>
-inline void unpack(const uint8_t* record, vu (&q)[kVectors]) {
+inline void unpack(const uint8_t* record, int first, vu (&q)[kVectors]) {
   vu low[P::low_planes], high[P::high_planes + 1];
-  std::memcpy(low, record, sizeof low);
-  std::memcpy(high, record + sizeof low, P::high_planes * kPlane);
+#pragma GCC unroll 8
+  for (int i = 0; i < P::low_planes + P::high_planes; ++i)
+    (i < P::low_planes ? low[i] : high[i - P::low_planes]) = plane(record, i, first);
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     if constexpr (P::bits == 8) {
@@ -161,28 +168,25 @@ inline void unpack(const uint8_t* record, vu (&q)[kVectors]) {
 template <typename P>
 void read_back(const uint8_t* record, int output, float* to) {
   vu q[kVectors];
-  unpack<P>(record, q);
+  unpack<P>(record, output / kLanes * kLanes, q);
   const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes) + output;
   const float m = P::minimum ? to_float(numbers[P::scales * kOutputs]) : 0.0f;
   for (int i = 0; i < kGroup; ++i) {
-    const int value = static_cast<int>(q[i / 4][output] >> i % 4 * 8 & 255) - P::offset;
+    const int value = static_cast<int>(q[i / 4][output % kLanes] >> i % 4 * 8 & 255) - P::offset;
     to[i] = to_float(numbers[i / 16 * (P::scales - 1) * kOutputs]) * static_cast<float>(value) + m;
   }
 }
 
 // ---- the product -------------------------------------------------------------------------------
 
-// Sixteen times: sum + the products of two neighbouring 16-bit numbers.
+// In every lane: sum + the products of two neighbouring 16-bit numbers.
 inline vi multiply_pairs(vi sum, vi a, vi b) {
 #if defined(__AVX512BW__)
   return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-  __m256i x[2], y[2];
-  std::memcpy(x, &a, 64);
-  std::memcpy(y, &b, 64);
-  for (int i = 0; i < 2; ++i) x[i] = _mm256_madd_epi16(x[i], y[i]);
-  std::memcpy(&a, x, 64);
-  return sum + a;
+  return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return sum + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
   return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
@@ -220,34 +224,40 @@ struct InputGroup {
 // Rounds to multiples of the largest magnitude / 127; a group with an infinity or NaN has the scale NaN.
 template <typename T>
 void quantize(const T* x, InputGroup& out) {
-  const vf a = load(x), b = load(x + kLanes);
-  const float largest = max(max(max(a, -a), max(b, -b)));
-  const vf probe = a * 0.0f + b * 0.0f;
-  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  constexpr int vectors = kGroup / kLanes;
+  vf in[vectors], magnitude{}, probe{};
+  for (int i = 0; i < vectors; ++i) {
+    in[i] = load(x + i * kLanes);
+    magnitude = max(max(in[i], -in[i]), magnitude);
+    probe += in[i] * 0.0f;
+  }
+  const float largest = max(magnitude), inverse = largest > 0 ? 127.0f / largest : 0.0f;
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const vf qa = (a * inverse + magic) - magic, qb = (b * inverse + magic) - magic;
-  using bytes = int8_t __attribute__((vector_size(16)));
-  const bytes low = __builtin_convertvector(__builtin_convertvector(qa, vi), bytes);
-  const bytes high = __builtin_convertvector(__builtin_convertvector(qb, vi), bytes);
+  vf totals[2] = {};
   int8_t q[kGroup];
-  std::memcpy(q, &low, 16);
-  std::memcpy(q + 16, &high, 16);
+  for (int i = 0; i < vectors; ++i) {
+    const vf rounded = (in[i] * inverse + magic) - magic;
+    totals[2 * i / vectors] += rounded;
+    using bytes = int8_t __attribute__((vector_size(kLanes)));
+    const bytes part = __builtin_convertvector(__builtin_convertvector(rounded, vi), bytes);
+    std::memcpy(q + i * kLanes, &part, kLanes);
+  }
   store_inputs(q, out.words);
-  const float sum_a = sum(qa), sum_b = sum(qb);
+  const float first = sum(totals[0]), second = sum(totals[1]);
   out.scale = largest / 127.0f + sum(probe);
-  out.scaled_sum = out.scale * (sum_a + sum_b);
-  out.sums[0] = static_cast<int32_t>(sum_a);
-  out.sums[1] = static_cast<int32_t>(sum_b);
+  out.scaled_sum = out.scale * (first + second);
+  out.sums[0] = static_cast<int32_t>(first);
+  out.sums[1] = static_cast<int32_t>(second);
 }
 
-// Sixteen outputs of R rows.
+// kLanes outputs of R rows.
 template <typename P, int R>
-void tile_product(const uint8_t* record, const InputGroup* x, int64_t groups, vf (&sums)[R]) {
+void tile_product(const uint8_t* record, int first_output, const InputGroup* x, int64_t groups, vf (&sums)[R]) {
   for (int r = 0; r < R; ++r) sums[r] = vf{};
   for (int64_t g = 0; g < groups; ++g, record += P::record_bytes) {
     vu q[kVectors];
-    unpack<P>(record, q);
-    const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes);
+    unpack<P>(record, first_output, q);
+    const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes) + first_output;
     const vf d0 = load(numbers), d1 = P::scales == 2 ? load(numbers + kOutputs) : vf{};
     const vf m = P::minimum ? load(numbers + P::scales * kOutputs) : vf{};
 #pragma GCC unroll 8
@@ -285,13 +295,17 @@ void run_tile(const LinearArgs& a) {
   const uint8_t* records = a.packed + a.tile * a.groups * P::record_bytes;
   const auto rows = [&](auto count, int64_t row) {
     vf sums[decltype(count)::value];
-    tile_product<P>(records, a.x + row * a.groups, a.groups, sums);
-    for (int r = 0; r < count; ++r) store(a.out + (row + r) * kOutputs, sums[r]);
+    for (int first = 0; first < kOutputs; first += kLanes) {
+      tile_product<P>(records, first, a.x + row * a.groups, a.groups, sums);
+      for (int r = 0; r < count; ++r) store(a.out + (row + r) * kOutputs + first, sums[r]);
+    }
   };
   int64_t row = 0;
+#if defined(__AVX512F__)
   for (; row + 8 <= a.rows; row += 8) rows(std::integral_constant<int, 8>{}, row);
   if (a.rows - row >= 4) rows(std::integral_constant<int, 4>{}, std::exchange(row, row + 4));
-  if (a.rows - row >= 2) rows(std::integral_constant<int, 2>{}, std::exchange(row, row + 2));
+#endif
+  for (; row + 2 <= a.rows; row += 2) rows(std::integral_constant<int, 2>{}, row);
   if (a.rows - row >= 1) rows(std::integral_constant<int, 1>{}, row);
 }
 
@@ -386,7 +400,8 @@ void multiply(const PackedFormat& format, O* out, const T* x, const uint8_t* pac
         O* to = out + (row + r) * n + first;
         const float* from = &sums[r * kOutputs];
         if (width == kOutputs) {
-          store(to, bias ? load(from) + load(bias + first) : load(from));
+          for (int j = 0; j < kOutputs; j += kLanes)
+            store(to + j, bias ? load(from + j) + load(bias + first + j) : load(from + j));
           continue;
         }
         for (int64_t j = 0; j < width; ++j)

@@ -18,8 +18,16 @@ namespace KERNELS::linear {
 
 using namespace simd;
 
-constexpr int kTile = 32;      // outputs per tile: two vectors
-constexpr int kMaxRows = 12;   // rows of x that share one pass: 24 accumulators of 32 registers
+constexpr int kTile = 32;  // outputs per tile
+constexpr int kVectors = kTile / kLanes;
+// Rows of x that share one pass.
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12;  // 24 accumulators of 32 registers
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 3;  // 12 of 16
+#else
+constexpr int kMaxRows = 2;
+#endif
 
 inline int64_t tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
@@ -40,9 +48,9 @@ inline void pack(const float* w, float* out, int64_t n, int64_t k, int64_t tile)
     }
 }
 
-// sums[r][0..1] = 32 outputs of one tile for R rows.
+// sums[r] = the outputs of one tile for R rows.
 template <int R>
-inline void tile_product(vf (&sums)[R][2], const bf16* w, const bf16* x, int64_t x_stride, int64_t k) {
+inline void tile_product(vf (&sums)[R][kVectors], const bf16* w, const bf16* x, int64_t x_stride, int64_t k) {
 #if defined(__AVX512BF16__)
   __m512 acc[R][2];
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
@@ -60,35 +68,31 @@ inline void tile_product(vf (&sums)[R][2], const bf16* w, const bf16* x, int64_t
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < 2; ++i) std::memcpy(&sums[r][i], &acc[r][i], 64);
 #else
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = vf{};
+  for (auto& row : sums)
+    for (vf& total : row) total = vf{};
   for (int64_t kk = 0; kk < k; kk += 2, w += 2 * kTile) {
-    vf even[2], odd[2];
-    for (int i = 0; i < 2; ++i) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) {
       vu raw;
-      std::memcpy(&raw, w + i * kTile, 64);
-      const vu low = raw << 16, high = raw & 0xffff0000u;
-      std::memcpy(&even[i], &low, 64);
-      std::memcpy(&odd[i], &high, 64);
-    }
-    for (int r = 0; r < R; ++r) {
-      const float x0 = to_float(x[r * x_stride + kk]), x1 = to_float(x[r * x_stride + kk + 1]);
-      for (int i = 0; i < 2; ++i) sums[r][i] += even[i] * x0 + odd[i] * x1;
+      std::memcpy(&raw, w + 2 * i * kLanes, sizeof raw);
+      const vf even = (vf)(raw << 16), odd = (vf)(raw & 0xffff0000u);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r)
+        sums[r][i] += even * to_float(x[r * x_stride + kk]) + odd * to_float(x[r * x_stride + kk + 1]);
     }
   }
 #endif
 }
 
 template <int R>
-inline void tile_product(vf (&sums)[R][2], const float* w, const float* x, int64_t x_stride, int64_t k) {
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = vf{};
+inline void tile_product(vf (&sums)[R][kVectors], const float* w, const float* x, int64_t x_stride, int64_t k) {
+  for (auto& row : sums)
+    for (vf& total : row) total = vf{};
   for (int64_t kk = 0; kk < k; ++kk, w += kTile) {
-    const vf w0 = load(w), w1 = load(w + kLanes);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const float value = x[r * x_stride + kk];
-      sums[r][0] += w0 * value;
-      sums[r][1] += w1 * value;
-    }
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) sums[r][i] += load(w + i * kLanes) * x[r * x_stride + kk];
   }
 }
 
@@ -104,13 +108,13 @@ struct Args {
 
 template <int R, typename T, typename O>
 void run_rows(const Args<T, O>& a, int64_t tile, int64_t row) {
-  vf sums[R][2];
+  vf sums[R][kVectors];
   tile_product<R>(sums, a.packed + tile * kTile * a.k, a.x + row * a.x_stride, a.x_stride, a.k);
   const int64_t first = tile * kTile, count = std::min<int64_t>(kTile, a.n - first);
   for (int r = 0; r < R; ++r) {
     O* out = a.out + (row + r) * a.out_stride + first;
     if (count == kTile) {
-      for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < kVectors; ++i)
         store(out + i * kLanes, a.bias ? sums[r][i] + load(a.bias + first + i * kLanes) : sums[r][i]);
     } else {
       for (int64_t i = 0; i < count; ++i)
@@ -124,6 +128,7 @@ template <typename T, typename O>
 void run_tile(const Args<T, O>& a, int64_t tile, int64_t row, int64_t count) {
   for (; count >= kMaxRows; row += kMaxRows, count -= kMaxRows) run_rows<kMaxRows>(a, tile, row);
   switch (count) {
+#if defined(__AVX512F__)
     case 11: return run_rows<11>(a, tile, row);
     case 10: return run_rows<10>(a, tile, row);
     case 9: return run_rows<9>(a, tile, row);
@@ -133,7 +138,10 @@ void run_tile(const Args<T, O>& a, int64_t tile, int64_t row, int64_t count) {
     case 5: return run_rows<5>(a, tile, row);
     case 4: return run_rows<4>(a, tile, row);
     case 3: return run_rows<3>(a, tile, row);
+#endif
+#if defined(__AVX2__)
     case 2: return run_rows<2>(a, tile, row);
+#endif
     case 1: return run_rows<1>(a, tile, row);
     default: return;
   }

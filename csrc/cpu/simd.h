@@ -1,4 +1,5 @@
-// Sixteen floats at a time through the compiler's vector types: one source for every instruction set.
+// As many floats at a time as a register holds, through the compiler's vector types: one source for every instruction
+// set. (Wider types than the registers would live on the stack.)
 #pragma once
 
 #include <cmath>
@@ -10,11 +11,17 @@
 
 namespace KERNELS::simd {
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
-using vf = float __attribute__((vector_size(64)));
-using vi = int32_t __attribute__((vector_size(64)));
-using vu = uint32_t __attribute__((vector_size(64)));
-using vh = uint16_t __attribute__((vector_size(32)));
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+using vf = float __attribute__((vector_size(4 * kLanes)));
+using vi = int32_t __attribute__((vector_size(4 * kLanes)));
+using vu = uint32_t __attribute__((vector_size(4 * kLanes)));
+using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
 
 struct bf16 {
   uint16_t bits;
@@ -82,15 +89,15 @@ inline fp16 from_float<fp16>(float x) {
 
 inline vf load(const float* p) {
   vf out{};
-  std::memcpy(&out, p, 64);
+  std::memcpy(&out, p, sizeof out);
   return out;
 }
 inline vf load(const bf16* p) {
   vh half;
-  std::memcpy(&half, p, 32);
+  std::memcpy(&half, p, sizeof half);
   const vu wide = __builtin_convertvector(half, vu) << 16;
   vf out{};
-  std::memcpy(&out, &wide, 64);
+  std::memcpy(&out, &wide, sizeof out);
   return out;
 }
 inline vf load(const fp16* p) {
@@ -99,37 +106,37 @@ inline vf load(const fp16* p) {
   std::memcpy(&half, p, 32);
   return (vf)_mm512_cvtph_ps(half);
 #elif defined(__F16C__)
-  __m128i half[2];
-  std::memcpy(half, p, 32);
-  const __m256 parts[2] = {_mm256_cvtph_ps(half[0]), _mm256_cvtph_ps(half[1])};
-  vf out{};
-  std::memcpy(&out, parts, 64);
-  return out;
+  __m128i half;
+  std::memcpy(&half, p, 16);
+  return (vf)_mm256_cvtph_ps(half);
 #else
   vf out{};
   for (int i = 0; i < kLanes; ++i) out[i] = to_float(p[i]);
   return out;
 #endif
 }
-inline void store(float* p, vf x) { std::memcpy(p, &x, 64); }
+inline void store(float* p, vf x) { std::memcpy(p, &x, sizeof x); }
 inline void store(bf16* p, vf x) {
 #if defined(__AVX512BF16__)
   const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
   std::memcpy(p, &half, 32);
 #else
   vu bits;
-  std::memcpy(&bits, &x, 64);
+  std::memcpy(&bits, &x, sizeof bits);
   const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const vu nan = (bits >> 16) | 0x40u;
   const vu chosen = x != x ? nan : rounded;
   const vh half = __builtin_convertvector(chosen, vh);
-  std::memcpy(p, &half, 32);
+  std::memcpy(p, &half, sizeof half);
 #endif
 }
 inline void store(fp16* p, vf x) {
 #if defined(__AVX512F__)
   const __m256i half = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(p, &half, 32);
+#elif defined(__F16C__)
+  const __m128i half = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(p, &half, 16);
 #else
   for (int i = 0; i < kLanes; ++i) p[i] = from_float<fp16>(x[i]);
 #endif
@@ -139,6 +146,7 @@ inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
 // The larger of two; b where a is NaN.
 inline vf max(vf a, vf b) { return select(a > b, a, b); }
 
+#if defined(__AVX512F__)
 // Lane i receives lane i ^ distance.
 template <int distance>
 inline vf swap_lanes(vf x) {
@@ -152,6 +160,7 @@ inline vf swap_lanes(vf x) {
 #endif
 #undef LANE
 }
+#endif
 inline float sum(vf x) {
 #if defined(__AVX512F__)
   x += swap_lanes<8>(x);
@@ -161,7 +170,7 @@ inline float sum(vf x) {
   return x[0];
 #else
   float lanes[kLanes];
-  std::memcpy(lanes, &x, 64);
+  std::memcpy(lanes, &x, sizeof lanes);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
@@ -176,7 +185,7 @@ inline float max(vf x) {
   return x[0];
 #else
   float lanes[kLanes];
-  std::memcpy(lanes, &x, 64);
+  std::memcpy(lanes, &x, sizeof lanes);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
@@ -201,7 +210,7 @@ inline vf exp(vf x) {
   p = p * r * r + r + 1.0f;
   const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
   vf scale;
-  std::memcpy(&scale, &exponent, 64);
+  std::memcpy(&scale, &exponent, sizeof scale);
   return select(x < low, vf{}, p * scale);
 }
 
@@ -218,10 +227,10 @@ inline vf exp2_nonpositive(vf x) {
   p = p * r + 6.9314718e-1f;
   p = p * r + 1.0f;
   vi bits;
-  std::memcpy(&bits, &shifted, 64);
+  std::memcpy(&bits, &shifted, sizeof bits);
   bits = (bits << 23) + (127 << 23);  // the low bits of shifted hold the integer part
   vf scale;
-  std::memcpy(&scale, &bits, 64);
+  std::memcpy(&scale, &bits, sizeof scale);
   return p * scale;
 }
 inline vf tanh(vf x) {

@@ -102,7 +102,7 @@ def test_the_model_may_come_by_itself_by_flag_or_from_a_file(typed, flag, config
 def test_secrets_are_not_logged(monkeypatch, tmp_path, free_port):
     seen = {}
 
-    def run_server(config, frontend, listener, process, non_default):
+    def run_server(config, frontend, listener, process, non_default, signals):
         seen.update(non_default, key=frontend.api_key)
         return 0
 

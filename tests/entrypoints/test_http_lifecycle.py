@@ -48,7 +48,8 @@ def test_a_client_that_leaves_a_stream_aborts_its_request(server: HTTPServer, en
     server.hold_after = 3
     try:
         with server.client.stream("POST", path, json={**body, "max_tokens": 1500, "stream": True}) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: its end would close the answer
+            next(lines)
             assert server.num_requests == 1
         server.wait_until(lambda: server.num_requests == 0)
     finally:

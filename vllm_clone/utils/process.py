@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 
@@ -45,6 +46,30 @@ def interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class EarlySignals:
+    """SIGINT and SIGTERM between the start of an engine and the event loop that will handle them.
+
+    The first is only counted: a KeyboardInterrupt in the middle of an import can be lost, since some extension
+    modules clear whatever error their optional imports raise. The second ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> "EarlySignals":
+        self._before = {sig: signal.signal(sig, self._note) for sig in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for sig, handler in self._before.items():
+            signal.signal(sig, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            os._exit(128 + number)
 
 
 def wait_readable(fds: list[int], timeout: float | None) -> list[int]:

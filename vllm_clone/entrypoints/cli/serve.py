@@ -14,6 +14,7 @@ from vllm_clone.config.flags import flags_of
 from vllm_clone.engine.arg_utils import EngineArgs
 from vllm_clone.entrypoints.cli.parser import FlagParser, expand_config_file
 from vllm_clone.errors import ConfigError
+from vllm_clone.utils.process import EarlySignals
 
 if TYPE_CHECKING:
     from vllm_clone.engine.engine_process import EngineProcess
@@ -43,14 +44,14 @@ def run(args: argparse.Namespace) -> int:
     _check_frontend(frontend)
     engine_args = EngineArgs.from_namespace(args)
     config = engine_args.create_engine_config("server")
-    with claimed_address(frontend) as listener:
+    with claimed_address(frontend) as listener, EarlySignals() as signals:
         if frontend.disable_frontend_multiprocessing:
-            return _serve(config, frontend, listener, None, engine_args)
+            return _serve(config, frontend, listener, None, engine_args, signals)
         from vllm_clone.engine.engine_process import EngineProcess
 
         process = EngineProcess.start(config)
         try:
-            return _serve(config, frontend, listener, process, engine_args)
+            return _serve(config, frontend, listener, process, engine_args, signals)
         finally:
             process.close()
 
@@ -74,6 +75,7 @@ def _serve(
     listener: socket.socket,
     process: "EngineProcess | None",
     engine_args: EngineArgs,
+    signals: EarlySignals,
 ) -> int:
     from vllm_clone.entrypoints.launchers.api_server import run_server
 
@@ -82,7 +84,7 @@ def _serve(
         for spec in flags_of(FrontendConfig)
         if (value := getattr(frontend, spec.field)) != spec.default
     }
-    return run_server(config, frontend, listener, process, non_default)
+    return run_server(config, frontend, listener, process, non_default, signals)
 
 
 def _check_frontend(frontend: FrontendConfig) -> None:

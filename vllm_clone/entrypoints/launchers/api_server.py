@@ -20,6 +20,7 @@ from vllm_clone.messages import EngineReady
 from vllm_clone.metrics.log_line import StatLine
 from vllm_clone.metrics.prometheus import PrometheusMetrics, new_registry
 from vllm_clone.metrics.stats import StatLogger
+from vllm_clone.utils.process import EarlySignals
 from vllm_clone.version import VLLM_INTERFACE_VERSION, __version__
 
 logger = init_logger(__name__)
@@ -42,8 +43,10 @@ def run_server(
     listener: socket.socket,
     process: EngineProcess | None,
     non_default: dict[str, Any],
+    signals: EarlySignals,
 ) -> int:
-    """Serve on a bound socket. ``process`` is the engine that is starting, None to run it in this process.
+    """Serve on a bound socket. ``process`` is the engine that is starting, None to run it in this process;
+    ``signals`` knows of a signal that came before.
 
     Returns:
         The exit code: 0 after a signal, 1 after an engine's death.
@@ -61,7 +64,7 @@ def run_server(
         logger.warning("The environment variable %s means nothing here; is it misspelt?", name)
     loop_factory = _loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(_Server(config, frontend, listener, process).run())
+        return runner.run(_Server(config, frontend, listener, process).run(signals))
 
 
 def _loop_factory() -> Any:
@@ -87,10 +90,13 @@ class _Server:
         self._stop = asyncio.Event()
         self._now = asyncio.Event()
 
-    async def run(self) -> int:
+    async def run(self, signals: EarlySignals) -> int:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(sig, self._on_signal)
+        if signals.count:
+            logger.info("Stopped by a signal while the engine was starting.")
+            return 0
         config = self._config
         registry = new_registry()
         loggers: list[StatLogger] = []
