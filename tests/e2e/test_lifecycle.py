@@ -189,10 +189,15 @@ def test_a_second_signal_ends_a_drain_now(toy_model: Path, tmp_path: Path) -> No
 def test_ctrl_c_during_start_leaves_nothing(toy_model: Path, tmp_path: Path) -> None:
     server = start(str(toy_model), tmp_path / "server.log", *ARGS)
     family: list[psutil.Process] = []
-    assert _eventually(lambda: bool(family.extend(server.children()) or family), 10)
-    os.killpg(server.process.pid, signal.SIGINT)
-    server.process.wait(5)
-    assert_gone(family)
+    try:
+        assert _eventually(lambda: bool(family.extend(server.children()) or family), 10)
+        os.killpg(server.process.pid, signal.SIGINT)
+        server.process.wait(5)
+        assert_gone(family)
+    finally:
+        if server.process.poll() is None:
+            os.killpg(server.process.pid, signal.SIGKILL)
+            server.process.wait()
     assert "Traceback" not in server.log.read_text()
 
 
