@@ -2,6 +2,7 @@
 
 import enum
 import math
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -75,6 +76,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
     bad_words_token_ids: list[list[int]] = []
 
     def __post_init__(self) -> None:
+        self._check_types()
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids))
@@ -92,6 +94,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
         elif GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
             self.temperature = MIN_TEMPERATURE
+
+    def _check_types(self) -> None:
+        """Python callers may pass anything; HTTP and the wire have checked already. None stands for an empty list."""
+        for name in _LISTS:
+            if getattr(self, name) is None:
+                setattr(self, name, [])
+        for name, (types, what) in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise RequestError(f"{name} must be {what}, got {value!r}.", param=name)
 
     @property
     def is_greedy(self) -> bool:
@@ -145,6 +157,20 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
     def clone(self) -> "SamplingParams":
         """A copy that may be edited field by field (lists are shared and treated as immutable)."""
         return msgspec.structs.replace(self)
+
+
+_LISTS = ("stop", "stop_token_ids", "bad_words")
+_INT, _FLOAT, _MAYBE_INT = ((int,), "an integer"), ((int, float), "a number"), ((int, NoneType), "an integer or None")
+_LIST = ((list, tuple), "a list")
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "n": _INT, "top_k": _INT, "min_tokens": _INT, "max_tokens": _MAYBE_INT, "seed": _MAYBE_INT,
+    "logprobs": _MAYBE_INT, "prompt_logprobs": _MAYBE_INT, "stream_interval": _MAYBE_INT,
+    "truncate_prompt_tokens": _MAYBE_INT, "temperature": _FLOAT, "top_p": _FLOAT, "min_p": _FLOAT,
+    "presence_penalty": _FLOAT, "frequency_penalty": _FLOAT, "repetition_penalty": _FLOAT,
+    "stop": ((list, tuple, str), "a string or a list of strings"), "stop_token_ids": _LIST, "bad_words": _LIST,
+    "logit_bias": ((dict, NoneType), "a dict or None"),
+    "allowed_token_ids": ((list, tuple, NoneType), "a list or None"),
+}  # fmt: skip
 
 
 def _require(ok: bool, param: str | None, value: Any, rule: str) -> None:

@@ -64,14 +64,38 @@ struct MathOf {
 };
 #endif
 
+// Asks for the memory of the keys and values to come, a line of each at a time. Pages lie anywhere, so the hardware
+// cannot foresee them; and only a few requests can be under way at once, so they are spread between the arithmetic.
+template <typename T>
+struct Ahead {
+  const T* rows[kChunk];  // keys
+  int count = 0;
+  int dim;
+  int64_t value_offset;  // elements from a key to its value
+  int row = 0, at = 0;
+
+  void ask() {
+    if (row >= count) return;
+    const T* line = rows[row] + at;
+    __builtin_prefetch(line);
+    __builtin_prefetch(line + value_offset);
+    at += 64 / static_cast<int>(sizeof(T));
+    if (at >= dim) {
+      at = 0;
+      ++row;
+    }
+  }
+};
+
 // c[R rows, V vectors] (+)= a[R, depth] b, with b as [depth / kDepth][b_stride / kDepth columns][kDepth].
-template <typename Math, int R, int V>
-void strip(const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b, int64_t b_stride, int depth,
-           float* c, int64_t c_stride, bool add) {
+template <typename Math, int R, int V, typename A>
+void strip(A& ahead, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b, int64_t b_stride,
+           int depth, float* c, int64_t c_stride, bool add) {
   vf sums[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sums[r][v] = add ? load(c + r * c_stride + v * kLanes) : vf{};
   for (int d = 0; d < depth; d += Math::kDepth, b += b_stride) {
+    ahead.ask();
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -82,32 +106,33 @@ void strip(const typename Math::Elem* a, int64_t a_stride, const typename Math::
     for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
 }
 
-template <typename Math, int V>
-void strip_rows(int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b,
+template <typename Math, int V, typename A>
+void strip_rows(A& ahead, int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b,
                 int64_t b_stride, int depth, float* c, int64_t c_stride, bool add) {
   for (; rows >= kStripRows; rows -= kStripRows, a += kStripRows * a_stride, c += kStripRows * c_stride)
-    strip<Math, kStripRows, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
+    strip<Math, kStripRows, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
   switch (rows) {
 #if defined(__AVX512F__)
-    case 5: return strip<Math, 5, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 4: return strip<Math, 4, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
+    case 5: return strip<Math, 5, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
+    case 4: return strip<Math, 4, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
 #endif
-    case 3: return strip<Math, 3, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 2: return strip<Math, 2, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 1: return strip<Math, 1, V>(a, a_stride, b, b_stride, depth, c, c_stride, add);
+    case 3: return strip<Math, 3, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
+    case 2: return strip<Math, 2, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
+    case 1: return strip<Math, 1, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
   }
 }
 
 // The product for any number of columns that is a multiple of kLanes.
-template <typename Math>
-void product(int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b, int64_t b_stride,
-             int depth, int columns, float* c, int64_t c_stride, bool add) {
+template <typename Math, typename A>
+void product(A& ahead, int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b,
+             int64_t b_stride, int depth, int columns, float* c, int64_t c_stride, bool add) {
   int column = 0;
   for (; column + kStripVectors * kLanes <= columns; column += kStripVectors * kLanes)
-    strip_rows<Math, kStripVectors>(rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column,
+    strip_rows<Math, kStripVectors>(ahead, rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column,
                                     c_stride, add);
   for (; column < columns; column += kLanes)
-    strip_rows<Math, 1>(rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column, c_stride, add);
+    strip_rows<Math, 1>(ahead, rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column, c_stride,
+                        add);
 }
 
 // Rows of 32-bit items → columns.
@@ -168,19 +193,17 @@ struct Chunk {
   Elem* keys;               // [depth / kDepth][kChunk][kDepth]
   Elem* values;             // [kChunk / kDepth][columns][kDepth]
   const T* key_rows[kChunk];
-  const T* next_rows[kChunk];  // keys of the chunk to come
-  int count = 0, next_count = 0;
+  int count = 0;
 
-  // Pages lie anywhere, so the hardware cannot foresee them: where this chunk's memory is read, the next one's is
-  // asked for, evenly between the arithmetic.
-  void lay_out_keys() {
+  void lay_out_keys(Ahead<T>& ahead) {
     constexpr int per_vector = kLanes * Math::kDepth;
     for (int first = 0; first < count; first += kLanes)
       for (int d = 0; d < depth; d += per_vector) {
         vf rows[kLanes];
-        for (int i = 0; i < kLanes; ++i)
+        for (int i = 0; i < kLanes; ++i) {
           rows[i] = operands<Math>(key_rows[std::min(first + i, count - 1)] + d, dim - d);
-        for (int i = first; i < std::min(first + kLanes, next_count); ++i) __builtin_prefetch(next_rows[i] + d);
+          if (i % 4 == 0) ahead.ask();
+        }
         transpose(rows);
         for (int i = 0; i < kLanes; ++i)
           std::memcpy(keys + (d / Math::kDepth + i) * int64_t{kChunk} * Math::kDepth + first * Math::kDepth, &rows[i],
@@ -189,13 +212,11 @@ struct Chunk {
   }
 
   // value_offset: elements from a key to its value.
-  void lay_out_values(int64_t value_offset) {
+  void lay_out_values(Ahead<T>& ahead, int64_t value_offset) {
     for (int i = 0; i < count; i += Math::kDepth) {
       const T* row = key_rows[i] + value_offset;
       Elem* to = values + int64_t{i} * columns;
-      for (int n = i; n < std::min(i + Math::kDepth, next_count); ++n)
-        for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T)))
-          __builtin_prefetch(next_rows[n] + value_offset + d);
+      ahead.ask();
       if constexpr (Math::kDepth == 1) {
         for (int d = 0; d < columns; d += kLanes) store(to + d, operands<Math>(row + d, dim - d));
       } else {
@@ -297,19 +318,22 @@ class TilePass {
     std::fill(top_, top_ + rows_, kNegInf);
     std::fill(sums_, sums_ + int64_t{rows_} * kLanes, 0.0f);
     const int64_t value_offset = int64_t{args_.num_kv_heads} * args_.block_size * dim_;
-    chunk_.next_count = locate(tile_, tile_.key_begin, chunk_.next_rows);
+    ahead_.dim = dim_;
+    ahead_.value_offset = value_offset;
+    ahead_.count = locate(tile_, tile_.key_begin, ahead_.rows);
     for (int64_t from = tile_.key_begin; from < tile_.key_end; from += kChunk) {
-      std::swap(chunk_.key_rows, chunk_.next_rows);
-      chunk_.count = chunk_.next_count;
-      chunk_.next_count = from + kChunk < tile_.key_end ? locate(tile_, from + kChunk, chunk_.next_rows)
-                          : following                   ? locate(*following, following->key_begin, chunk_.next_rows)
-                                                        : 0;
-      chunk_.lay_out_keys();
-      product<Math>(rows_, query_, depth_, chunk_.keys, kChunk * Math::kDepth, depth_,
+      std::swap(chunk_.key_rows, ahead_.rows);
+      chunk_.count = ahead_.count;
+      ahead_.row = 0;
+      ahead_.count = from + kChunk < tile_.key_end ? locate(tile_, from + kChunk, ahead_.rows)
+                     : following                   ? locate(*following, following->key_begin, ahead_.rows)
+                                                   : 0;
+      chunk_.lay_out_keys(ahead_);
+      product<Math>(ahead_, rows_, query_, depth_, chunk_.keys, kChunk * Math::kDepth, depth_,
                     static_cast<int>(round_up(chunk_.count, kLanes)), scores_, kChunk, false);
       for (int i = 0; i < rows_; ++i) weigh(i, from);
-      chunk_.lay_out_values(value_offset);
-      product<Math>(rows_, weights_, kChunk, chunk_.values, columns_ * Math::kDepth,
+      chunk_.lay_out_values(ahead_, value_offset);
+      product<Math>(ahead_, rows_, weights_, kChunk, chunk_.values, columns_ * Math::kDepth,
                     static_cast<int>(round_up(chunk_.count, Math::kDepth)), columns_, acc_, columns_, true);
     }
     for (int i = 0; i < rows_; ++i) {
@@ -432,6 +456,7 @@ class TilePass {
   float* top_;              // [rows], in base 2
   float* sums_;             // [rows, kLanes]
   Chunk<Math, T> chunk_;
+  Ahead<T> ahead_;
 };
 
 // Joins the splits of one decode tile (one query).

@@ -71,27 +71,41 @@ void rms_norm(DType dtype, void* out, const void* x, void* residual, const void*
   });
 }
 
+template <typename T>
+void layer_norm_row(T* out, const T* x, const T* weight, const T* bias, int64_t dim, float eps) {
+  const int64_t whole = dim / kLanes * kLanes;
+  vf lanes{};
+  float rest = 0;
+  const float origin = to_float(x[0]);  // numbers far from zero would lose their differences in the sum
+  for (int64_t i = 0; i < whole; i += kLanes) lanes += load(x + i) - origin;
+  for (int64_t i = whole; i < dim; ++i) rest += to_float(x[i]) - origin;
+  const float mean = origin + (sum(lanes) + rest) / static_cast<float>(dim);
+  lanes = vf{};
+  rest = 0;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const vf d = load(x + i) - mean;
+    lanes += d * d;
+  }
+  for (int64_t i = whole; i < dim; ++i) rest += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
+  const float factor = 1.0f / std::sqrt((sum(lanes) + rest) / static_cast<float>(dim) + eps);
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const vf scaled = (load(x + i) - mean) * factor * load(weight + i);
+    store(out + i, bias ? scaled + load(bias + i) : scaled);
+  }
+  for (int64_t i = whole; i < dim; ++i) {
+    const float scaled = (to_float(x[i]) - mean) * factor * to_float(weight[i]);
+    out[i] = from_float<T>(bias ? scaled + to_float(bias[i]) : scaled);
+  }
+}
+
 void layer_norm(DType dtype, void* out, const void* x, const void* weight, const void* bias, int64_t rows, int64_t dim,
                 float eps) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     parallel_for(rows, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
-      const auto* w = static_cast<const T*>(weight);
-      const auto* b = static_cast<const T*>(bias);
-      for (int64_t r = begin; r < end; ++r) {
-        const T* in = static_cast<const T*>(x) + r * dim;
-        T* to = static_cast<T*>(out) + r * dim;
-        double total = 0, squares = 0;
-        for (int64_t i = 0; i < dim; ++i) total += to_float(in[i]);
-        const float mean = static_cast<float>(total / dim);
-        for (int64_t i = 0; i < dim; ++i) {
-          const float d = to_float(in[i]) - mean;
-          squares += d * d;
-        }
-        const float factor = 1.0f / std::sqrt(static_cast<float>(squares / dim) + eps);
-        for (int64_t i = 0; i < dim; ++i)
-          to[i] = from_float<T>((to_float(in[i]) - mean) * factor * to_float(w[i]) + (b ? to_float(b[i]) : 0.0f));
-      }
+      for (int64_t r = begin; r < end; ++r)
+        layer_norm_row<T>(static_cast<T*>(out) + r * dim, static_cast<const T*>(x) + r * dim,
+                          static_cast<const T*>(weight), static_cast<const T*>(bias), dim, eps);
     });
   });
 }
