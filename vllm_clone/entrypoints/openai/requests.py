@@ -4,6 +4,7 @@ A field that is documented but whose feature does not exist yet is refused with 
 nobody documents are tolerated and logged once.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from vllm_clone import envs
 from vllm_clone.errors import RequestError
-from vllm_clone.logger import init_logger
+from vllm_clone.logger import init_logger, log_once
 from vllm_clone.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
 logger = init_logger(__name__)
@@ -59,6 +60,14 @@ NOT_YET: dict[str, str] = {
 Not among them: kv_transfer_params and ec_transfer_params, which mean nothing to a server without a connector, and
 vllm_xargs, which only extensions read.
 """
+
+
+NO_EFFECT: dict[str, str] = {
+    "kv_transfer_params": "no KV connector is configured",
+    "ec_transfer_params": "no encoder cache connector is configured",
+    "vllm_xargs": "no extension reads it",
+}
+"""Documented fields that vLLM accepts without effect in a server set up like this one: taken, and said so once."""
 
 
 class ApiModel(BaseModel):
@@ -160,6 +169,9 @@ class GenerationRequest(ApiModel):
 
     @model_validator(mode="after")
     def _refuse(self) -> "GenerationRequest":
+        for name, why in NO_EFFECT.items():
+            if getattr(self, name, None):
+                log_once(logger, logging.WARNING, f"The request field {name!r} has no effect here: {why}.")
         for name, reason in NOT_YET.items():
             if getattr(self, name, None):
                 raise RequestError(f"{reason}; leave {name!r} out.", kind="not_implemented", param=name)
