@@ -30,7 +30,7 @@ class _OnlyViews(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
-        in_place = name.endswith("_") and not name.endswith("__") or name.startswith("__i") and name != "__index__"
+        in_place = name.startswith("__i") if name.endswith("__") else name.endswith("_")
         if in_place or name in _READS or "out" in kwargs:
             raise NotRecordableError(f"the model calls torch's {name}")
         result = func(*args, **kwargs)

@@ -104,9 +104,7 @@ class ModelRunner:
         assert max_requests is not None
         assert isinstance(model.max_model_len, int)
         try:
-            self._recorded = RecordedForward(
-                self.model, kv_cache.groups, max_tokens, max_requests, model.max_model_len
-            )
+            self._recorded = RecordedForward(self.model, kv_cache.groups, max_tokens, max_requests, model.max_model_len)
         except NotRecordableError as error:
             logger.info("Steps run through Python, not from a recording: %s", error)
         else:
