@@ -11,8 +11,9 @@ import msgspec
 
 from vllm_clone import envs
 from vllm_clone.config import ENGINE_GROUPS, ModelConfig, SchedulerConfig, VllmConfig
-from vllm_clone.config.flags import FlagSpec, flags_of
-from vllm_clone.config.groups import BlockSize, Dtype, KVCacheDtype
+from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
+from vllm_clone.config.cache import BlockSize, KVCacheDtype
+from vllm_clone.config.model import Dtype
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
@@ -21,9 +22,13 @@ from vllm_clone.sampling_params import SamplingParams
 Usage = Literal["server", "offline"]
 
 ENGINE_FLAGS: dict[str, tuple[str, FlagSpec]] = {
-    spec.field: (group, spec) for group, config_class in ENGINE_GROUPS.items() for spec in flags_of(config_class)
+    spec.field: (group, spec)
+    for group, config_class in (ENGINE_GROUPS | {"": VllmConfig}).items()
+    for spec in flags_of(config_class)
 }
-"""Flag field → (group in VllmConfig, flag)."""
+"""Flag field → (group in VllmConfig, "" for VllmConfig itself; flag)."""
+FLAG_WINS = frozenset(["moe_backend", "linear_backend", "sparse_indexer_topk_backend", "reasoning_parser"])
+"""Flags that silently win over the same key of their group's JSON flag; of others only one may be given."""
 
 LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
@@ -72,12 +77,8 @@ class EngineArgs:
         """
         for problem in envs.problems():
             raise ConfigError(problem)
-        groups: dict[str, dict[str, Any]] = {group: {} for group in ENGINE_GROUPS}
-        for name, value in self.values.items():
-            groups[ENGINE_FLAGS[name][0]][name] = value
-        if "gpu_memory_utilization" in self.values:
-            groups["cache_config"]["memory_share_given"] = True
-        config = VllmConfig(**{group: cls(**groups[group]) for group, cls in ENGINE_GROUPS.items()})
+        config = self._unresolved()
+        refuse_what_cannot_act(config)
         for resolve in (
             _check_ranges,
             _resolve_device,
@@ -91,12 +92,69 @@ class EngineArgs:
         return config
 
 
+    def _unresolved(self) -> VllmConfig:
+        """The values in their groups, with JSON flags spread over the fields of theirs."""
+        groups: dict[str, dict[str, Any]] = {group: {} for group in (*ENGINE_GROUPS, "")}
+        containers = []
+        for name, value in self.values.items():
+            group, spec = ENGINE_FLAGS[name]
+            if spec.container:
+                containers.append((spec, value))
+            else:
+                groups[group][name] = value
+        for spec, value in containers:
+            _spread(spec, value, groups[spec.field])
+        if "gpu_memory_utilization" in self.values:
+            groups["cache_config"]["memory_share_given"] = True
+        built = {group: cls(**groups[group]) for group, cls in ENGINE_GROUPS.items()}
+        return VllmConfig(**built, **groups[""])
+
+
+def _spread(container: FlagSpec, keys: dict[str, Any], group: dict[str, Any]) -> None:
+    """Put the keys of a JSON flag into its group's values."""
+    known = keys_of(container)
+    for key, value in keys.items():
+        name = f"{container.name}.{key}"
+        spec = known.get(key.replace("-", "_"))
+        if spec is None:
+            near = difflib.get_close_matches(key, known, n=1) or list(known)
+            raise ConfigError(f"{name} {value}: no such key; did you mean {' or '.join(near)}?")
+        field = spec.field.rpartition(".")[2]
+        if field in group:
+            if field in FLAG_WINS:
+                continue
+            raise ConfigError(f"{name} {value}: {spec.name} gives it too; leave one of them out.")
+        group[field] = _of_type(spec, value, name)
+
+
+def refuse_what_cannot_act(config: Any) -> None:
+    """Stop at the first value, other than the default, of a flag that this build cannot honour.
+
+    Raises:
+        ConfigError: flag, reason and remedy.
+    """
+    for spec in flags_of(type(config)):
+        value = getattr(config, spec.field)
+        if not spec.container:
+            _refuse(spec, value)
+            continue
+        for key, inner in keys_of(spec).items():
+            _refuse(inner, getattr(value, inner.field.rpartition(".")[2], getattr(value, key, None)))
+    for group in ENGINE_GROUPS if isinstance(config, VllmConfig) else ():
+        refuse_what_cannot_act(getattr(config, group))
+
+
+def _refuse(spec: FlagSpec, value: Any) -> None:
+    if (refusal := spec.refusal(value)) is not None:
+        raise ConfigError(refusal)
+
+
 def _checked(name: str, value: Any) -> Any:
     """The value of an engine argument as its field has it; numbers may come as text, names as paths."""
     if name not in ENGINE_FLAGS:
         near = difflib.get_close_matches(name, ENGINE_FLAGS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "vllm serve --help=all lists the known ones."
-        raise ConfigError(f"{name} is not an engine argument, or not yet; {hint}")
+        raise ConfigError(f"{name} is not an engine argument; {hint}")
     spec = ENGINE_FLAGS[name][1]
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -104,14 +162,19 @@ def _checked(name: str, value: Any) -> Any:
         value = str(value).removeprefix("torch.")
     if name == "served_model_name" and isinstance(value, str):
         value = [value]
+    return _of_type(spec, value, spec.name)
+
+
+def _of_type(spec: FlagSpec, value: Any, name: str) -> Any:
     try:
-        if isinstance(value, str) and spec.kind in ("int", "float"):
-            value = spec.parse(value)
-        if spec.choices and value is not None and value not in spec.choices:
+        if isinstance(value, int | str) and not isinstance(value, bool) and spec.parse is not None:
+            if spec.kind in ("int", "float") or spec.choices or spec.parse is not str:
+                value = spec.parse(str(value)) if spec.kind != "list" else value
+        if spec.choices and spec.kind != "list" and value is not None and value not in spec.choices:
             raise ValueError(f"not one of {', '.join(map(str, spec.choices))}")
         return spec.check(value)
     except ValueError as error:
-        raise ConfigError(f"{spec.name} {value}: {error}.") from error
+        raise ConfigError(f"{name} {value}: {error}.") from error
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -128,9 +191,6 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "long_prefill_token_threshold": (lambda v: v >= 0, "must be at least 0"),
     "watermark": (lambda v: 0 <= v < 1, "must be in [0, 1)"),
     "stream_interval": (lambda v: v >= 1, "must be at least 1"),
-    "tensor_parallel_size": (lambda v: v == 1, "is not implemented yet; use 1"),
-    "pipeline_parallel_size": (lambda v: v == 1, "is not implemented yet; use 1"),
-    "data_parallel_size": (lambda v: v == 1, "is not implemented yet; run several servers"),
 }
 
 
