@@ -82,6 +82,10 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype) if _arena is None else _arena.empty(shape, dtype)
 
 
+_weights = Arena()
+"""Where packed matrices stand, one after the other."""
+
+
 class Tape:
     """Kernel calls of one forward pass, recorded once and run many times without Python.
 
@@ -336,7 +340,7 @@ def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
     n, k = weight_NK.shape
     tiles = -(-n // LINEAR_TILE)
     shape = (tiles, k, LINEAR_TILE) if weight_NK.dtype == torch.float32 else (tiles, k // 2, LINEAR_TILE, 2)
-    packed = torch.empty(shape, dtype=weight_NK.dtype)
+    packed = _weights.empty(shape, weight_NK.dtype)
     _C.pack_linear(_DTYPES[weight_NK.dtype], packed.data_ptr(), weight_NK.data_ptr(), n, k)
     return packed
 
@@ -397,7 +401,7 @@ def pack_gguf_linear(data: memoryview | torch.Tensor, ggml_type: int, shape: tup
     _require(ggml_type in GGUF_PACKABLE, f"GGUF storage type {ggml_type} has no product")
     raw = _gguf_bytes(data, ggml_type, shape)
     n, k = shape
-    packed = torch.empty(_C.gguf_packed_bytes(int(ggml_type), n, k), dtype=torch.uint8)
+    packed = _weights.empty((_C.gguf_packed_bytes(int(ggml_type), n, k),), torch.uint8)
     _C.pack_gguf(int(ggml_type), packed.data_ptr(), raw.ctypes.data, n, k)
     return packed
 
