@@ -49,7 +49,7 @@ def test_a_torch_dtype_is_taken_by_its_name():
         ("enable_prefix_caching", "yes", "--enable-prefix-caching yes: Expected `bool"),
         ("hf_overrides", "x", "--hf-overrides x: Expected `object`"),
         ("dtype", "int3", "--dtype int3: not one of auto, bfloat16"),
-        ("block_size", 17, "--block-size 17: not one of 8, 16"),
+        ("block_size", 17, "--block-size 17: not one of 1, 8, 16"),
     ],
 )
 def test_a_value_of_another_type_or_choice_is_refused(name, value, match):

@@ -86,7 +86,8 @@ class CompilationConfig:
     )
 
     cudagraph_capture_sizes: list[int] | None = flag(
-        None, "Token counts up to whose largest a step is replayed from the recording; larger steps run through Python."
+        None,
+        "Step sizes in tokens; steps up to the largest are replayed from the recording, others run through Python.",
     )
     max_cudagraph_capture_size: int | None = flag(
         None, "Largest step, in tokens, that is replayed from the recording; larger steps run through Python."

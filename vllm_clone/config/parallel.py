@@ -80,19 +80,12 @@ class ParallelConfig:
         nullable=True,
         support=later("Tensor and pipeline parallel workers"),
     )
-    numa_bind: bool = flag(
-        False,
-        "Start each GPU worker under a numactl binding to the CPUs and memory nearest its GPU.",
-        support=later("NUMA bindings"),
-    )
+    numa_bind: bool = flag(False, "Keep the engine's threads and memory on one NUMA node.")
     numa_bind_nodes: list[int] | None = flag(
-        None, "NUMA node for each visible GPU, in order.", nullable=True, support=later("NUMA bindings")
+        None, "NUMA node of each rank; the one with most cores by default.", nullable=True
     )
     numa_bind_cpus: list[str] | None = flag(
-        None,
-        "CPU list for each visible GPU in numactl physcpubind syntax, e.g. 0-3 or 0,2,4-7; wins over node binding.",
-        nullable=True,
-        support=later("NUMA bindings"),
+        None, "Cores of each rank, such as 0-3 or 0,2,4-7, instead of all cores of its NUMA node.", nullable=True
     )
     device_ids: Annotated[list[str], comma_separated] | None = flag(
         None,
@@ -268,7 +261,9 @@ class ParallelConfig:
     disable_custom_all_reduce: bool = flag(
         False, "Use NCCL instead of the hand-written all-reduce kernel.", support=gpu_only("Custom all-reduce kernels")
     )
-    worker_cls: str = flag("auto", "Qualified name of the worker class.")
+    worker_cls: str = flag(
+        "auto", "Qualified name of the worker class.", support=later("Worker classes from elsewhere")
+    )
     worker_extension_cls: str = flag(
         "",
         "Class mixed into the worker so that collective_rpc can call its methods.",

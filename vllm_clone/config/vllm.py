@@ -73,14 +73,30 @@ class VllmConfig:
 
     model_config: ModelConfig = field(default_factory=ModelConfig)
     load_config: LoadConfig = field(default_factory=LoadConfig)
-    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    attention_config: AttentionConfig = group_flag(
+        AttentionConfig, "Attention settings as a JSON object; backend is the one that matters.", aliases=("-ac",)
+    )
     mamba_config: MambaConfig = field(default_factory=MambaConfig)
+    structured_outputs_config: StructuredOutputsConfig = group_flag(
+        StructuredOutputsConfig, "Settings of structured outputs as a JSON object.", support=later("Structured outputs")
+    )
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
     offload_config: OffloadConfig = field(default_factory=OffloadConfig)
     multimodal_config: MultiModalConfig = field(default_factory=MultiModalConfig)
     lora_config: LoRAConfig = field(default_factory=LoRAConfig)
-    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
-    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    compilation_config: CompilationConfig = group_flag(
+        CompilationConfig,
+        "How the forward pass is run, as a JSON object: mode, cudagraph_mode, capture sizes and more.",
+        aliases=("-cc",),
+    )
+    kernel_config: KernelConfig = group_flag(
+        KernelConfig,
+        "Kernel settings as a JSON object: moe_backend, linear_backend and so on.",
+        support=gpu_only("Choices between kernels"),
+    )
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
 
     speculative_config: dict[str, Any] | None = flag(
@@ -150,14 +166,6 @@ class VllmConfig:
     ec_manager_config: dict[str, Any] = flag(
         {}, "Keys: encoder_cache_manager_cls and manager_config for it.", support=later("Multimodal inputs")
     )
-    compilation_config: CompilationConfig = group_flag(
-        CompilationConfig,
-        "How the forward pass is run, as a JSON object: mode, cudagraph_mode, capture sizes and more.",
-        aliases=("-cc",),
-    )
-    attention_config: AttentionConfig = group_flag(
-        AttentionConfig, "Attention settings as a JSON object; backend is the one that matters.", aliases=("-ac",)
-    )
     engram_config: dict[str, Any] | None = flag(
         None,
         ("N-gram embedding tables: cpu_offload true, embedding_across_dp false, dp_shared_memory null, use_thp false."),
@@ -173,11 +181,6 @@ class VllmConfig:
         nullable=True,
         support=later("Reasoning parsers"),
     )
-    kernel_config: KernelConfig = group_flag(
-        KernelConfig,
-        "Kernel settings as a JSON object: moe_backend, linear_backend and so on.",
-        support=gpu_only("Choices between kernels"),
-    )
     additional_config: dict[str, Any] = flag(
         {},
         (
@@ -185,9 +188,6 @@ class VllmConfig:
             "JSON-serializable."
         ),
         support=not_here("no platform here takes settings of its own"),
-    )
-    structured_outputs_config: StructuredOutputsConfig = group_flag(
-        StructuredOutputsConfig, "Settings of structured outputs as a JSON object.", support=later("Structured outputs")
     )
     aux_output_config: dict[str, Any] = flag(
         {},

@@ -11,8 +11,8 @@ import msgspec
 
 from vllm_clone import envs
 from vllm_clone.config import ENGINE_GROUPS, ModelConfig, SchedulerConfig, VllmConfig
-from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
 from vllm_clone.config.cache import BlockSize, KVCacheDtype
+from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
 from vllm_clone.config.model import Dtype
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
@@ -79,6 +79,8 @@ class EngineArgs:
             raise ConfigError(problem)
         config = self._unresolved()
         refuse_what_cannot_act(config)
+        if config.fail_on_environ_validation and (unknown := envs.unknown_names()):
+            raise ConfigError(f"{unknown[0]}: this environment variable means nothing here; correct it or unset it.")
         for resolve in (
             _check_ranges,
             _resolve_device,
@@ -89,8 +91,8 @@ class EngineArgs:
         ):
             resolve(config)
         _resolve_batch(config, usage)
+        _resolve_graphs(config)
         return config
-
 
     def _unresolved(self) -> VllmConfig:
         """The values in their groups, with JSON flags spread over the fields of theirs."""
@@ -124,7 +126,7 @@ def _spread(container: FlagSpec, keys: dict[str, Any], group: dict[str, Any]) ->
             if field in FLAG_WINS:
                 continue
             raise ConfigError(f"{name} {value}: {spec.name} gives it too; leave one of them out.")
-        group[field] = _of_type(spec, value, name)
+        group[field] = _of_type(spec, value, name, from_text=spec.kind == "list")
 
 
 def refuse_what_cannot_act(config: Any) -> None:
@@ -135,11 +137,12 @@ def refuse_what_cannot_act(config: Any) -> None:
     """
     for spec in flags_of(type(config)):
         value = getattr(config, spec.field)
-        if not spec.container:
+        if spec.container is None:
             _refuse(spec, value)
             continue
-        for key, inner in keys_of(spec).items():
-            _refuse(inner, getattr(value, inner.field.rpartition(".")[2], getattr(value, key, None)))
+        for inner in keys_of(spec).values():
+            if "." in inner.field:
+                _refuse(inner, getattr(value, inner.field.rpartition(".")[2]))
     for group in ENGINE_GROUPS if isinstance(config, VllmConfig) else ():
         refuse_what_cannot_act(getattr(config, group))
 
@@ -162,17 +165,20 @@ def _checked(name: str, value: Any) -> Any:
         value = str(value).removeprefix("torch.")
     if name == "served_model_name" and isinstance(value, str):
         value = [value]
+    if name == "compilation_config" and isinstance(value, int):
+        value = {"mode": value}
     return _of_type(spec, value, spec.name)
 
 
-def _of_type(spec: FlagSpec, value: Any, name: str) -> Any:
+def _of_type(spec: FlagSpec, value: Any, name: str, *, from_text: bool = False) -> Any:
+    """A value from Python or JSON as its field has it; numbers and names may come as text."""
     try:
-        if isinstance(value, int | str) and not isinstance(value, bool) and spec.parse is not None:
-            if spec.kind in ("int", "float") or spec.choices or spec.parse is not str:
-                value = spec.parse(str(value)) if spec.kind != "list" else value
+        is_text = isinstance(value, str)
+        if (is_text and spec.kind in ("int", "float", "str")) or (type(value) is int and spec.kind == "int"):
+            value = spec.parse(str(value))
         if spec.choices and spec.kind != "list" and value is not None and value not in spec.choices:
             raise ValueError(f"not one of {', '.join(map(str, spec.choices))}")
-        return spec.check(value)
+        return spec.check(value, from_text=from_text)
     except ValueError as error:
         raise ConfigError(f"{name} {value}: {error}.") from error
 
@@ -349,6 +355,8 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
     if sched.enable_chunked_prefill is None:
         sched.enable_chunked_prefill = True
     tokens, seqs = BATCH_DEFAULTS[config.device_config.device, usage]
+    if config.performance_mode == "throughput":
+        tokens, seqs = 2 * tokens, 2 * seqs
     if sched.max_num_seqs is None:
         sched.max_num_seqs = min(seqs, sched.max_num_batched_tokens or seqs)
     if sched.max_num_batched_tokens is None:
@@ -372,3 +380,32 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
             f"--max-num-batched-tokens {budget}: must be at least --max-model-len ({max_model_len}) without chunked "
             "prefill; raise it or drop --no-enable-chunked-prefill."
         )
+
+
+def _resolve_graphs(config: VllmConfig) -> None:
+    """Which steps are replayed from a recording: all but what a flag takes out."""
+    compilation, budget = config.compilation_config, config.scheduler_config.max_num_batched_tokens
+    assert budget is not None
+    if config.model_config.enforce_eager:
+        compilation.cudagraph_mode = "NONE"
+    elif compilation.cudagraph_mode is None:
+        compilation.cudagraph_mode = "NONE" if config.optimization_level == "O0" else "FULL"
+    compilation.mode = 0
+    sizes, largest = compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size
+    if sizes is not None:
+        sizes = sorted({size for size in sizes if size <= budget})
+        if not sizes or sizes[0] < 1:
+            raise ConfigError(
+                f"--cudagraph-capture-sizes {compilation.cudagraph_capture_sizes}: must be in [1, {budget}] "
+                "(--max-num-batched-tokens); use --enforce-eager to record nothing."
+            )
+        if largest is not None and largest != sizes[-1]:
+            raise ConfigError(
+                f"--max-cudagraph-capture-size {largest}: the largest of --cudagraph-capture-sizes is {sizes[-1]}; "
+                "leave one of the two out."
+            )
+        compilation.cudagraph_capture_sizes, largest = sizes, sizes[-1]
+    if largest is not None and largest < 0:
+        raise ConfigError(f"--max-cudagraph-capture-size {largest}: must be at least 0.")
+    largest = budget if largest is None else min(largest, budget)
+    compilation.max_cudagraph_capture_size = 0 if compilation.cudagraph_mode == "NONE" else largest

@@ -38,6 +38,7 @@ class ModelRunner:
         self._logits_rows = max(1, _LOGITS_BYTES // (4 * config.model_config.vocab_size))
         self._groups: list[tuple[str, ...]] = []
         self._recorded: RecordedForward | None = None
+        self._only_decode = config.compilation_config.cudagraph_mode == "FULL_DECODE_ONLY"
         self.batch = InputBatch(0, 0, [], 0)
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -88,8 +89,9 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [T, D]."""
-        if self._recorded is not None:
-            return self._recorded(inputs)
+        recorded = self._recorded
+        if recorded is not None and recorded.fits(inputs) and (inputs.max_query_len == 1 or not self._only_decode):
+            return recorded(inputs)
         context = ForwardContext(self._metadata(inputs))
         return self.model(self._tensor(inputs.input_ids_T), self._tensor(inputs.positions_T), context)
 
@@ -97,9 +99,11 @@ class ModelRunner:
         """Record the forward pass, unless that is not wanted or not possible."""
         self._recorded = None
         model, scheduler = self._config.model_config, self._config.scheduler_config
-        if model.enforce_eager:
+        compilation = self._config.compilation_config
+        if model.enforce_eager or compilation.cudagraph_mode == "NONE" or compilation.max_cudagraph_capture_size == 0:
             return
-        max_tokens, max_requests = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        max_tokens = compilation.max_cudagraph_capture_size or scheduler.max_num_batched_tokens
+        max_requests = scheduler.max_num_seqs
         assert max_tokens is not None
         assert max_requests is not None
         assert isinstance(model.max_model_len, int)

@@ -6,13 +6,13 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, VllmConfig
+from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ServeConfig, VllmConfig
 from vllm_clone.config.flags import flags_of
-from vllm_clone.engine.arg_utils import EngineArgs
-from vllm_clone.entrypoints.cli.parser import FlagParser, expand_config_file
+from vllm_clone.engine.arg_utils import EngineArgs, refuse_what_cannot_act
+from vllm_clone.entrypoints.cli.parser import FlagParser
 from vllm_clone.errors import ConfigError
 from vllm_clone.utils.process import EarlySignals
 
@@ -20,27 +20,26 @@ if TYPE_CHECKING:
     from vllm_clone.engine.engine_process import EngineProcess
 
 USAGE = "vllm serve [model_tag] [options]"
-GROUPS = (FrontendConfig, *ENGINE_GROUPS.values())
+GROUPS = (ServeConfig, FrontendConfig, *ENGINE_GROUPS.values(), VllmConfig)
 BACKLOG = 2048
 
 
 def add_arguments(parser: FlagParser) -> None:
     parser.add_argument("model_tag", nargs="?", help="Model: a hub id, a local directory, or a .gguf file.")
-    parser.add_argument("--config", metavar="FILE", help="YAML file with flags; typed flags win over it.")
     for group in GROUPS:
         parser.add_config(group)
-
-
-def prepare_argv(argv: Sequence[str]) -> list[str]:
-    """Bring in the flags of ``--config``."""
-    one_way = frozenset(spec.name for group in GROUPS for spec in flags_of(group) if spec.one_way)
-    return expand_config_file(argv, one_way)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal or an engine's death; the exit code."""
     args.model = _model_of(args)
-    frontend = FrontendConfig(**{k: v for k, v in vars(args).items() if k in FrontendConfig.__dataclass_fields__})
+    given = vars(args)
+    serve = ServeConfig(**{k: v for k, v in given.items() if k in ServeConfig.__dataclass_fields__})
+    frontend = FrontendConfig(**{k: v for k, v in given.items() if k in FrontendConfig.__dataclass_fields__})
+    if not serve.disable_log_requests:
+        given.setdefault("enable_log_requests", True)
+    refuse_what_cannot_act(serve)
+    refuse_what_cannot_act(frontend)
     _check_frontend(frontend)
     engine_args = EngineArgs.from_namespace(args)
     config = engine_args.create_engine_config("server")
@@ -64,7 +63,7 @@ def _model_of(args: argparse.Namespace) -> str:
             hint = "; --served-model-name takes every word after it" if "served_model_name" in args else ""
             raise ConfigError(f"no model given; write vllm serve MODEL before the flags{hint}.")
         return str(flag)
-    if flag not in (None, args.model_tag) and args.config is None:
+    if flag not in (None, args.model_tag) and getattr(args, "config", None) is None:
         raise ConfigError(f"two models given, {args.model_tag} and --model {flag}; leave one out.")
     return str(args.model_tag)
 
