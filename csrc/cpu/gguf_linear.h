@@ -314,6 +314,10 @@ inline vi less_offset(const InputGroup& in) {
   return vi{} + in.less[Offset == 8 ? 0 : Offset == 16 ? 1 : Offset == 32 ? 2 : 3];
 }
 
+// Records to fetch ahead, so that memory is read while the rows that share a record are computed. (The processor's own
+// prefetching stops at every page.)
+constexpr int kAhead = 8;
+
 // kLanes outputs of R rows.
 template <typename P, int R>
 void tile_product(const uint8_t* record, int first_output, const InputGroup* x, int64_t groups, vf (&sums)[R]) {
@@ -321,6 +325,7 @@ void tile_product(const uint8_t* record, int first_output, const InputGroup* x, 
   for (int64_t g = 0; g < groups; ++g, record += P::record_bytes) {
     vu q[kVectors];
     unpack<P>(record, first_output, q);
+    for (int i = 0; i < P::record_bytes; i += 64) __builtin_prefetch(record + kAhead * P::record_bytes + i);
     const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes) + first_output;
     const vf d0 = load(numbers), d1 = P::scales == 2 ? load(numbers + kOutputs) : vf{};
     const vf m = P::minimum ? load(numbers + P::scales * kOutputs) : vf{};
