@@ -80,7 +80,7 @@ def kernel_name(text: str) -> str:
     return lower(text).replace("-", "_")
 
 
-def optimization_level(text: str) -> str:
+def level_name(text: str) -> str:
     """``2`` or ``O2``."""
     text = text.strip().upper()
     return f"O{text}" if text.isdecimal() else text

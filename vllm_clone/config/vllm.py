@@ -12,7 +12,7 @@ from vllm_clone.config.compilation import AttentionConfig, CompilationConfig, Ke
 from vllm_clone.config.flags import (
     flag,
     group_flag,
-    optimization_level,
+    level_name,
 )
 from vllm_clone.config.inputs import LoRAConfig, MultiModalConfig, StructuredOutputsConfig
 from vllm_clone.config.model import LoadConfig, ModelConfig
@@ -203,7 +203,7 @@ class VllmConfig:
         ),
         support=later("Profiles of a running server"),
     )
-    optimization_level: Annotated[OptimizationLevel, optimization_level] = flag(
+    optimization_level: Annotated[OptimizationLevel, level_name] = flag(
         "O2", "O0: start fastest, steps run through Python. O1 to O3: steps are replayed from a recording. Also -O2."
     )
     performance_mode: Literal["balanced", "interactivity", "throughput"] = flag(
