@@ -56,9 +56,7 @@ def test_a_mistyped_command_is_told_the_nearest(fails):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["serve"], "no model given"),
         (["serve", "--served-model-name", "x", "M"], "--served-model-name takes every word after it"),
-        (["serve", "M", "--model", "X"], "two models given, M and --model X"),
         (["serve", "/no/such/model"], "/no/such/model"),
         (["serve", "M", "--port", "0"], "--port 0: must be between 1 and 65535"),
         (["serve", "M", "--port", "70000"], "--port 70000"),

@@ -45,6 +45,34 @@ SAMPLING_DEFAULTS = {
 GENERATION_KEYS = frozenset([*SAMPLING_DEFAULTS, "max_new_tokens", "max_tokens"])
 FALLBACK_MAX_MODEL_LEN = 2048
 DEFAULT_BLOCK_SIZE: BlockSize = 16
+REASONS = {
+    "device": "the only device of this build",
+    "path": "where --model is",
+    "model_format": "the model's files",
+    "tokenizer_path": "--tokenizer, else the model's own",
+    "hf_config": "config.json, with --hf-overrides laid over it",
+    "architecture": "config.json",
+    "vocab_size": "config.json",
+    "dtype": "the checkpoint's type, in 16 bits where it can be",
+    "max_model_len": "the longest sequence config.json states",
+    "fit_max_model_len": "--max-model-len auto",
+    "served_model_name": "--model",
+    "generation_defaults": "--generation-config and --override-generation-config",
+    "eos_token_ids": "generation_config.json, else config.json",
+    "block_size": "the CPU kernels' size",
+    "kv_cache_dtype": "--dtype",
+    "enable_prefix_caching": "on for models that generate",
+    "enable_chunked_prefill": "on for models that generate",
+    "async_scheduling": "on unless refused",
+    "memory_share_given": "whether --gpu-memory-utilization is given",
+    "max_num_batched_tokens": "the device's default, --max-num-seqs and --max-model-len",
+    "max_num_seqs": "the device's default and --max-num-batched-tokens",
+    "mode": "models run their own code",
+    "cudagraph_mode": "--optimization-level and --enforce-eager",
+    "max_cudagraph_capture_size": "--max-num-batched-tokens and the mode",
+    "cudagraph_capture_sizes": "sorted, without what exceeds --max-num-batched-tokens",
+}
+"""Field → what its value is derived from."""
 BATCH_DEFAULTS: dict[tuple[str, Usage], tuple[int, int]] = {
     ("cpu", "server"): (2048, 128),
     ("cpu", "offline"): (4096, 256),
@@ -77,7 +105,7 @@ class EngineArgs:
         """
         for problem in envs.problems():
             raise ConfigError(problem)
-        config = self._unresolved()
+        config = self.unresolved()
         refuse_what_cannot_act(config)
         if config.fail_on_environ_validation and (unknown := envs.unknown_names()):
             raise ConfigError(f"{unknown[0]}: this environment variable means nothing here; correct it or unset it.")
@@ -94,7 +122,7 @@ class EngineArgs:
         _resolve_graphs(config)
         return config
 
-    def _unresolved(self) -> VllmConfig:
+    def unresolved(self) -> VllmConfig:
         """The values in their groups, with JSON flags spread over the fields of theirs."""
         groups: dict[str, dict[str, Any]] = {group: {} for group in (*ENGINE_GROUPS, "")}
         containers = []

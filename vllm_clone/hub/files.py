@@ -143,6 +143,15 @@ def _needed(model: str, revision: str | None, patterns: list[str]) -> list[str]:
     return needed or patterns
 
 
+def weight_files(path: str | Path) -> list[Path]:
+    """Files of weights of a model directory, in one format only; or the one .gguf file."""
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    found = (sorted(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+    return next((files for files in found if files), [])
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 

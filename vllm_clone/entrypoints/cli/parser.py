@@ -55,6 +55,8 @@ class FlagParser(argparse.ArgumentParser):
         """Name → (what the flags are about, their actions)."""
         self.warnings: list[str] = []
         """Lines the user should see about a command line that is valid."""
+        self.sources: dict[str, str] = {}
+        """Field → where the last value of its flag was given."""
         self._specs: dict[str, FlagSpec] = {}
         self._reads_file = False
 
@@ -93,13 +95,13 @@ class FlagParser(argparse.ArgumentParser):
             one_way = frozenset(s.name for s in self._specs.values() if s.one_way or s.kind == "switch_or_str")
             words = config_file.flags_in(path, one_way)
             try:
-                self._parse_source(words, namespace)
+                self._parse_source(words, namespace, f"--config {path}")
             except UsageError as error:
                 raise UsageError(f"--config {path}: {error}") from error
-        self._parse_source(argv, namespace)
+        self._parse_source(argv, namespace, "command line")
         return namespace
 
-    def _parse_source(self, argv: Sequence[str], onto: argparse.Namespace) -> None:
+    def _parse_source(self, argv: Sequence[str], onto: argparse.Namespace, source: str) -> None:
         """Parse one source of flags; what it gives replaces what is there, and pieces are laid over that."""
         try:
             words, laid = pieces.split(argv, self._takes_pieces)
@@ -109,6 +111,7 @@ class FlagParser(argparse.ArgumentParser):
         if rest:
             raise UsageError(self._unknown(rest[0]))
         vars(onto).update(vars(given))
+        self.sources |= dict.fromkeys([*vars(given), *(piece.spec.field for piece in laid)], source)
         for piece in laid:
             field = piece.spec.field
             value = copy.deepcopy(getattr(onto, field, None))

@@ -6,10 +6,11 @@ import errno
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ServeConfig, VllmConfig
+from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ModelConfig, ServeConfig, VllmConfig
 from vllm_clone.config.flags import flags_of
 from vllm_clone.engine.arg_utils import EngineArgs, refuse_what_cannot_act
 from vllm_clone.entrypoints.cli.parser import FlagParser
@@ -43,6 +44,11 @@ def run(args: argparse.Namespace) -> int:
     _check_frontend(frontend)
     engine_args = EngineArgs.from_namespace(args)
     config = engine_args.create_engine_config("server")
+    if serve.dry_run:
+        from vllm_clone.entrypoints.cli import dry_run
+
+        print(dry_run.report(engine_args, config, frontend, getattr(args, "sources", {})))
+        return 0
     with claimed_address(frontend) as listener, EarlySignals() as signals:
         if frontend.disable_frontend_multiprocessing:
             return _serve(config, frontend, listener, None, engine_args, signals)
@@ -56,16 +62,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_of(args: argparse.Namespace) -> str:
-    """The model: as typed by itself, else ``--model``, which a config file may also give."""
-    flag = getattr(args, "model", None)
-    if args.model_tag is None:
-        if flag is None:
-            hint = "; --served-model-name takes every word after it" if "served_model_name" in args else ""
-            raise ConfigError(f"no model given; write vllm serve MODEL before the flags{hint}.")
-        return str(flag)
-    if flag not in (None, args.model_tag) and getattr(args, "config", None) is None:
-        raise ConfigError(f"two models given, {args.model_tag} and --model {flag}; leave one out.")
-    return str(args.model_tag)
+    """The model: as typed by itself, else ``--model``, which a config file may also give, else the default one."""
+    flag, in_file = getattr(args, "model", None), getattr(args, "config", None) is not None
+    if args.model_tag is not None:
+        if flag not in (None, args.model_tag) and not in_file:
+            print(f"vllm: warning: {args.model_tag} is served, not --model {flag}.", file=sys.stderr)
+        return str(args.model_tag)
+    if flag is None and ("served_model_name" in args or in_file):
+        hint = "--served-model-name takes every word after it" if "served_model_name" in args else "the file has none"
+        raise ConfigError(f"no model given; write vllm serve MODEL before the flags ({hint}).")
+    return str(flag or ModelConfig().model)
 
 
 def _serve(
