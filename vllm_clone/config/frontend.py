@@ -68,9 +68,7 @@ class FrontendConfig:
     )
     trust_request_chat_template: bool = flag(False, "Let requests bring their own chat template.")
     default_chat_template_kwargs: dict[str, Any] | None = flag(
-        None,
-        "JSON object merged under every request's chat_template_kwargs; request keys win on collision.",
-        support=later("Defaults for chat template arguments"),
+        None, "JSON object merged under every request's chat_template_kwargs; request keys win on collision."
     )
     response_role: str = flag("assistant", "Role name of generated chat messages.")
     return_tokens_as_token_ids: bool = flag(False, "Write tokens in logprobs as token_id:N.")
@@ -88,7 +86,6 @@ class FrontendConfig:
             "Drop tool definitions from the prompt when the request says tool_choice='none'; otherwise they stay "
             "in the prompt but no call is parsed."
         ),
-        support=later("Tool calls"),
     )
     tool_call_parser: str | None = flag(
         None,
@@ -176,29 +173,19 @@ class FrontendConfig:
         support=later("Tool calls"),
     )
     log_config_file: str | None = flag(
-        None,
-        "JSON file in Python dictConfig form applied to both the server's and uvicorn's loggers.",
-        support=later("Log configuration files"),
+        None, "JSON file in Python dictConfig form applied to both the server's and uvicorn's loggers."
     )
     max_log_len: int | None = flag(None, "Most characters or token ids of a prompt to log.", nullable=True)
     enable_prompt_tokens_details: bool = flag(False, "Report cached prompt tokens in usage.")
     enable_per_request_metrics: bool = flag(
-        False,
-        "Add a metrics object with this request's queue, prefill, decode and total timings to API responses.",
-        support=later("Metrics inside answers"),
+        False, "Add a metrics object with this request's queue, prefill, decode and total timings to API responses."
     )
     enable_server_load_tracking: bool = flag(False, "Count requests in flight for /load.")
     enable_force_include_usage: bool = flag(False, "Send usage in every stream, asked for or not.")
     sse_keep_alive_interval: int = flag(0, "Seconds of silence after which a stream gets a comment line; 0 = never.")
     enable_tokenizer_info_endpoint: bool = flag(False, "Serve /tokenizer_info.")
-    enable_log_outputs: bool = flag(
-        False,
-        "Log generated text and finish reason at INFO, and output ids at DEBUG.",
-        support=later("Logs of outputs"),
-    )
-    enable_log_deltas: bool = flag(
-        True, "Whether streamed increments are logged as well as the final text.", support=later("Logs of outputs")
-    )
+    enable_log_outputs: bool = flag(False, "Log generated text and finish reason at INFO, and output ids at DEBUG.")
+    enable_log_deltas: bool = flag(True, "Whether streamed increments are logged as well as the final text.")
     cohere_is_reasoning_model: bool = flag(
         True,
         (
@@ -210,9 +197,7 @@ class FrontendConfig:
     cohere_format: Literal["cmd4", "cmd3"] = flag(
         "cmd4", "Prompt dialect used by --tokenizer-mode cohere.", support=later("Cohere endpoints")
     )
-    log_error_stack: bool = flag(
-        False, "Log the traceback behind each error answer.", support=later("Logs of error stacks")
-    )
+    log_error_stack: bool = flag(False, "Log the traceback behind each error answer.")
     tokens_only: bool = flag(
         False,
         "Expose only the token-in/token-out generation endpoint, for deployments whose rendering happens elsewhere.",
@@ -232,11 +217,8 @@ class FrontendConfig:
             "Shape of system_fingerprint: full = vllm-<version>[-tpN][-ppN][-dpN][-ep]-<hash8>, hash = without "
             "the parallel part, custom = literal text, none = null."
         ),
-        support=later("System fingerprints"),
     )
-    fingerprint_value: str | None = flag(
-        None, "Literal fingerprint text.", nullable=True, support=later("System fingerprints")
-    )
+    fingerprint_value: str | None = flag(None, "Literal fingerprint text.", nullable=True)
     host: str | None = flag(None, "Address to listen on; all interfaces when not given.", nullable=True)
     port: int = flag(8000, "Port to listen on.")
     data_parallel_supervisor_port: int = flag(
@@ -262,38 +244,24 @@ class FrontendConfig:
     uvicorn_log_level: UvicornLogLevel = flag("info", "Log level of the HTTP server.")
     disable_uvicorn_access_log: bool = flag(False, "No access log lines.")
     disable_access_log_for_endpoints: str | None = flag(
-        None,
-        "Comma-separated paths whose access lines are suppressed while others stay.",
-        nullable=True,
-        support=later("Filters of the access log"),
+        None, "Comma-separated paths whose access lines are suppressed while others stay.", nullable=True
     )
     allow_credentials: bool = flag(False, "Let browsers send credentials.")
     allowed_origins: list[str] = flag(["*"], "Origins that browsers may call from.")
     allowed_methods: list[str] = flag(["*"], "Methods that browsers may use.")
     allowed_headers: list[str] = flag(["*"], "Headers that browsers may send.")
     api_key: list[str] | None = flag(None, "Keys of which clients must send one.", secret=True)
-    ssl_keyfile: str | None = flag(None, "TLS private key in PEM form.", nullable=True, support=later("TLS listeners"))
-    ssl_certfile: str | None = flag(
-        None, "TLS certificate chain in PEM form.", nullable=True, support=later("TLS listeners")
-    )
-    ssl_ca_certs: str | None = flag(
-        None, "CA bundle for verifying client certificates.", nullable=True, support=later("TLS listeners")
-    )
+    ssl_keyfile: str | None = flag(None, "TLS private key in PEM form.", nullable=True)
+    ssl_certfile: str | None = flag(None, "TLS certificate chain in PEM form.", nullable=True)
+    ssl_ca_certs: str | None = flag(None, "CA bundle for verifying client certificates.", nullable=True)
     enable_ssl_refresh: bool = flag(
-        False,
-        "Watche key, certificate and CA files and reloads the TLS context when they change, without a restart.",
-        support=later("TLS listeners"),
+        False, "Use the key, certificate and CA files anew when they change, without a restart."
     )
     ssl_cert_reqs: Literal[0, 1, 2] = flag(
-        0,
-        "Client-certificate policy with the numbers of Python's ssl module: 0 none, 1 optional, 2 required.",
-        support=later("TLS listeners"),
+        0, "Client-certificate policy with the numbers of Python's ssl module: 0 none, 1 optional, 2 required."
     )
     ssl_ciphers: str | None = flag(
-        None,
-        "OpenSSL cipher string for TLS 1.2 and older; TLS 1.3 suites are not affected.",
-        nullable=True,
-        support=later("TLS listeners"),
+        None, "OpenSSL cipher string for TLS 1.2 and older; TLS 1.3 suites are not affected.", nullable=True
     )
     root_path: str | None = flag(None, "Path prefix a proxy strips before it calls this server.", nullable=True)
     middleware: list[str] = flag(
@@ -303,16 +271,11 @@ class FrontendConfig:
             "an async function as an HTTP hook."
         ),
         repeatable=True,
-        support=later("Middleware classes"),
     )
     enable_request_id_headers: bool = flag(False, "Add X-Request-Id to every response.")
     disable_fastapi_docs: bool = flag(False, "Serve neither /docs nor /openapi.json.")
-    h11_max_incomplete_event_size: int = flag(
-        4194304, "Most bytes of an unfinished request head.", support=later("Limits on HTTP headers")
-    )
-    h11_max_header_count: int = flag(
-        256, "Most header fields accepted in one request.", support=later("Limits on HTTP headers")
-    )
+    h11_max_incomplete_event_size: int = flag(4194304, "Most bytes of an unfinished request head.")
+    h11_max_header_count: int = flag(256, "Most header fields accepted in one request.")
     enable_offline_docs: bool = flag(
         False,
         "Serve /docs from this package, for machines without internet access.",

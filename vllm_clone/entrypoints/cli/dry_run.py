@@ -74,7 +74,9 @@ def kv_bytes_per_token(hf: Mapping[str, Any], dtype: str) -> int:
     layers = hf.get("num_hidden_layers") or hf.get("n_layer")
     heads = hf.get("num_attention_heads") or hf.get("n_head")
     hidden = hf.get("hidden_size") or hf.get("n_embd")
-    if not all(isinstance(n, int) and n > 0 for n in (layers, heads, hidden)) or dtype not in DTYPE_BYTES:
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
+        return 0
+    if min(layers, heads, hidden) < 1 or dtype not in DTYPE_BYTES:
         return 0
     kv_heads = hf.get("num_key_value_heads") or heads
     head_dim = hf.get("head_dim") or hidden // heads

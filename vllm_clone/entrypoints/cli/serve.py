@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ModelConfig, ServeConfig, VllmConfig
 from vllm_clone.config.flags import flags_of
 from vllm_clone.engine.arg_utils import EngineArgs, refuse_what_cannot_act
+from vllm_clone.entrypoints.cli.checks import check_frontend
 from vllm_clone.entrypoints.cli.parser import FlagParser
 from vllm_clone.errors import ConfigError
 from vllm_clone.utils.process import EarlySignals
@@ -41,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
         given.setdefault("enable_log_requests", True)
     refuse_what_cannot_act(serve)
     refuse_what_cannot_act(frontend)
-    _check_frontend(frontend)
+    check_frontend(
+        frontend,
+        log_requests=given.get("enable_log_requests", False),
+        log_stats=not given.get("disable_log_stats", False),
+    )
     engine_args = EngineArgs.from_namespace(args)
     config = engine_args.create_engine_config("server")
     if serve.dry_run:
@@ -90,17 +95,6 @@ def _serve(
         if (value := getattr(frontend, spec.field)) != spec.default
     }
     return run_server(config, frontend, listener, process, non_default, signals)
-
-
-def _check_frontend(frontend: FrontendConfig) -> None:
-    if not 0 < frontend.port < 65536:
-        raise ConfigError(f"--port {frontend.port}: must be between 1 and 65535.")
-    for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_log_len"):
-        value = getattr(frontend, name)
-        if value is not None and value < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 0.")
-    if frontend.api_key is not None and not (frontend.api_key and all(frontend.api_key)):
-        raise ConfigError("--api-key: an empty key would let everyone in; give a key or leave the flag out.")
 
 
 @contextlib.contextmanager
