@@ -13,7 +13,7 @@ import weakref
 
 import torch
 
-_REGION_BYTES = 64 << 20
+_REGION_BYTES = 256 << 20
 """Only address space: pages come as they are written."""
 _ALIGNMENT = 64
 

@@ -4,7 +4,6 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vllm_clone.errors import ModelLoadError
+from vllm_clone.platforms import cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,10 @@ def find_files(directory: Path, stem: str, suffix: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class SafetensorsCheckpoint:
-    """safetensors files, mapped into memory and read tensor by tensor."""
+    """safetensors files, mapped into memory and read tensor by tensor, in the order of the file.
+
+    A tensor's pages leave this process when the next one is asked for, so a file is never in its memory as a whole.
+    """
 
     files: list[Path]
 
@@ -78,15 +81,27 @@ class SafetensorsCheckpoint:
 
     def _of_file(self, path: Path, file: "safe_open") -> Iterator[CheckpointTensor]:
         sizes = _safetensors_sizes(path)
-        for name in file.keys():  # noqa: SIM118  (not a mapping)
-            yield CheckpointTensor(name, path.name, sizes[name], partial(_read_safetensor, file, name))
+        for name in file.offset_keys():
+            reader = _SafetensorReader(file, name)
+            yield CheckpointTensor(name, path.name, sizes[name], reader.read)
+            cpu.drop_file_pages(*reader.pages)
 
 
-def _read_safetensor(file: "safe_open", name: str) -> torch.Tensor:
-    try:
-        return file.get_tensor(name)
-    except (SafetensorError, ValueError, KeyError) as error:  # a dtype that torch lacks
-        raise ModelLoadError(f"cannot be read ({str(error) or type(error).__name__})") from error
+class _SafetensorReader:
+    """Reads one tensor and remembers where in the mapped file it lies."""
+
+    def __init__(self, file: "safe_open", name: str) -> None:
+        self._file, self._name = file, name
+        self.pages = (0, 0)
+        """Address and size in bytes of what was read."""
+
+    def read(self) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._file.get_tensor(self._name)
+        except (SafetensorError, ValueError, KeyError) as error:  # a dtype that torch lacks
+            raise ModelLoadError(f"cannot be read ({str(error) or type(error).__name__})") from error
+        self.pages = (tensor.data_ptr(), tensor.nbytes)
+        return tensor
 
 
 def _safetensors_header(path: Path) -> tuple[int, dict[str, dict[str, list[int]]]]:

@@ -1,5 +1,8 @@
 """What the operating system grants this process: cores and memory. No torch."""
 
+import ctypes
+import functools
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +38,22 @@ def resident_memory() -> int:
     """Bytes of memory this process occupies."""
     pages = _read(Path("/proc/self/statm")).split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def drop_file_pages(address: int, nbytes: int) -> None:
+    """Take the whole pages of a range of a mapped file out of this process; they are read again when touched.
+
+    Only for a mapping that nothing has written to: on other memory this would destroy the contents.
+    """
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first:  # advice: what a system refuses costs only memory
+        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), ctypes.c_int(mmap.MADV_DONTNEED))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _memory_limits() -> Iterator[tuple[int, int, int]]:
