@@ -25,6 +25,8 @@ class PackedLinearMethod(UnquantizedLinearMethod):
             super().create_weights(layer, options)
         else:
             layer.declare("weight", packed, options, tuple(layer.outputs))
+            if layer.out_features % 32:  # the last tile has rows that no tensor fills
+                layer.parameter("weight")[-1].zero_()
 
     def load(self, layer: LinearBase, name: str, tensor: torch.Tensor, output: Part, offset: int) -> None:
         weight = layer.parameter(name)

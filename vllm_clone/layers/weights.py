@@ -45,7 +45,7 @@ class WeightModule(nn.Module):
     ) -> None:
         """Create an uninitialised parameter that waits for ``shards`` (None is the whole tensor)."""
         if options.device.type == "cpu":
-            data = kernels.empty_on_huge_pages(shape, options.dtype)
+            data = kernels.empty_weight(shape, options.dtype)
         else:
             data = torch.empty(shape, dtype=options.dtype, device=options.device)
         self.register_parameter(name, nn.Parameter(data, requires_grad=False))
