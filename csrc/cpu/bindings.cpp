@@ -221,4 +221,5 @@ NB_MODULE(_C, m) {
         return table().dequantize(DType(dtype), at<void>(out), at<void>(data), ggml_type, count);
       },
       Release());
+  m.def("set_thread_cores", &set_thread_cores, Release());
 }

@@ -70,6 +70,7 @@ class EngineProcess:
                     [sys.executable, "-m", module],
                     stdin=subprocess.PIPE,
                     pass_fds=(sockets.input_file, sockets.output_file),
+                    env=envs.of_engine(),
                 )
             sockets.close_files()
             undo.pop_all()

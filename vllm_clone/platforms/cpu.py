@@ -12,9 +12,14 @@ _UNLIMITED = 1 << 60
 """Control groups without a limit report values around 2**63, or "max"."""
 
 
+def usable_cores() -> set[int]:
+    """Numbers of the cores in this thread's affinity mask."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def num_usable_cores() -> int:
-    """Cores this process may run on: its affinity mask, cut to the control group's CPU quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many threads can run at once: the cores of the affinity mask, cut to the control group's CPU quota."""
+    cores = len(usable_cores())
     for group in _cgroup_directories():
         quota, _, period = _read(group / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period):

@@ -68,6 +68,14 @@ def set_num_threads(count: int) -> None:
     _C.set_num_threads(count)
 
 
+def set_thread_cores(cores: list[int]) -> None:
+    """Keep the i-th thread of the pool on core ``cores[i % len(cores)]``; [] lets all run where they like.
+
+    The calling thread is the pool's first and stays as it is: a thread it starts later inherits its cores.
+    """
+    _C.set_thread_cores(cores)
+
+
 def _require(ok: bool, what: str) -> None:
     if not ok:
         raise ValueError(what)
