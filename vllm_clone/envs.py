@@ -5,10 +5,12 @@ unset.
 """
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_LAST_CORE = (1 << 16) - 1
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 
 
@@ -82,6 +84,8 @@ def core_list(text: str) -> list[int]:
         end = int(last) if dash else int(first)
         if end < int(first):
             raise ValueError(f"the range {part.strip()} descends")
+        if end > _LAST_CORE:
+            raise ValueError(f"no core has the number {end}")
         cores += range(int(first), end + 1)
     if len(set(cores)) < len(cores):
         raise ValueError("a core is named twice")
@@ -90,7 +94,11 @@ def core_list(text: str) -> list[int]:
 
 def _core_lists(text: str) -> str | list[list[int]]:
     word = text.strip().lower()
-    return word if word in ("auto", "nobind") else [core_list(part) for part in text.split("|")]
+    if word in ("auto", "nobind"):
+        return word
+    if not re.fullmatch(r"[0-9,|\s-]+", text):
+        raise ValueError("must be auto, nobind, or cores such as 0-3 or 0,2-5, with | between the lists of ranks")
+    return [core_list(part) for part in text.split("|")]
 
 
 VARIABLES: dict[str, Variable] = {
@@ -118,9 +126,11 @@ VARIABLES: dict[str, Variable] = {
         _core_lists,
         "auto",
         "Cores that the threads of the CPU kernels stay on, such as 0-3 or 0,2; lists for several ranks are separated "
-        "by |. auto and nobind: a thread for each core of this process, placed by the operating system.",
+        "by |. auto, nobind: a thread for each core of this process, moved by the operating system.",
     ),
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": Variable(_whole, 0, "Cores that auto and nobind leave without a thread."),
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": Variable(
+        _whole, 0, "How many of this process's cores, the last ones, the engine leaves free; with auto only."
+    ),
     "VLLM_ENGINE_HEALTH_TIMEOUT": Variable(
         _seconds, 30.0, "Seconds without a turn of the engine loop until /health says 503."
     ),

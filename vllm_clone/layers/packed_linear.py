@@ -41,11 +41,6 @@ class PackedLinearMethod(UnquantizedLinearMethod):
         for start, end in pairwise([0, *range(first, output.size, step), output.size]):
             kernels.pack_linear_rows(weight, offset + start, rows[start:end].to(weight.dtype).contiguous())
 
-    def prepare(self, layer: LinearBase) -> None:
-        weight = layer.parameter("weight")
-        if weight.dim() == 2 and kernels.can_pack_linear(weight):
-            weight.data = kernels.pack_linear(weight.data)
-
     def apply(self, layer: LinearBase, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         weight = layer.weight
         if weight.dim() == 2:

@@ -80,11 +80,11 @@ class SafetensorsCheckpoint:
                 raise ModelLoadError(f"{path}: {_safetensors_problem(path, error)}") from error
 
     def _of_file(self, path: Path, file: "safe_open") -> Iterator[CheckpointTensor]:
-        sizes = _safetensors_sizes(path)
+        sizes, mapped = _safetensors_sizes(path), cpu.MappedFile(path)
         for name in file.offset_keys():
             reader = _SafetensorReader(file, name)
             yield CheckpointTensor(name, path.name, sizes[name], reader.read)
-            cpu.drop_file_pages(*reader.pages)
+            mapped.drop_pages(*reader.pages)
 
 
 class _SafetensorReader:
@@ -93,7 +93,7 @@ class _SafetensorReader:
     def __init__(self, file: "safe_open", name: str) -> None:
         self._file, self._name = file, name
         self.pages = (0, 0)
-        """Address and size in bytes of what was read."""
+        """Address and size in bytes of what was read; size 0 before that."""
 
     def read(self) -> torch.Tensor:
         try:
@@ -140,12 +140,13 @@ class TorchCheckpoint:
 
     def tensors(self) -> Iterator[CheckpointTensor]:
         for path in self.files:
-            state = _load_torch(path)
+            state, mapped = _load_torch(path), cpu.MappedFile(path)
             for name in list(state):
                 tensor = state.pop(name)  # so that a tensor's memory goes with its last user
                 if not isinstance(tensor, torch.Tensor):
                     raise ModelLoadError(f"{path}: expected a tensor called {name}, found {type(tensor).__name__}")
                 yield CheckpointTensor(name, path.name, tensor.nbytes, tensor.detach)
+                mapped.drop_pages(tensor.data_ptr(), tensor.nbytes)
 
 
 def _load_torch(path: Path) -> dict[str, torch.Tensor]:

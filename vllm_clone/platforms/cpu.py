@@ -45,20 +45,46 @@ def resident_memory() -> int:
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 
-def drop_file_pages(address: int, nbytes: int) -> None:
-    """Take the whole pages of a range of a mapped file out of this process; they are read again when touched.
+class MappedFile:
+    """A file that a library has mapped into this process, to give back the memory of what was read.
 
-    Only for a mapping that nothing has written to: on other memory this would destroy the contents.
+    It must stay mapped as long as this object is used. Nothing may write to the mapping.
     """
-    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > first:  # advice: what a system refuses costs only memory
-        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), ctypes.c_int(mmap.MADV_DONTNEED))
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.path.realpath(path)
+        self._ranges: list[tuple[int, int]] | None = None
+
+    def drop_pages(self, address: int, nbytes: int) -> None:
+        """Take the pages of a range out of this process; they are read again when touched.
+
+        Memory that is no part of the file stays as it is, so a library that copies instead of mapping loses nothing.
+        """
+        if not nbytes:
+            return
+        if self._ranges is None:  # mapped by now: something was read
+            self._ranges = _mapped_ranges(self._path)
+        for start, end in self._ranges:
+            first = max(start, address // mmap.PAGESIZE * mmap.PAGESIZE)
+            last = min(end, -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
+            if last > first:  # advice: what a system refuses costs only memory
+                _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED))
+
+
+def _mapped_ranges(path: str) -> list[tuple[int, int]]:
+    """Addresses at which a file is mapped; none where the system does not tell."""
+    ranges = []
+    for line in _read(Path("/proc/self/maps")).splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] == path:
+            start, _, end = fields[0].partition("-")
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges
 
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    return ctypes.CDLL(None)
 
 
 def _memory_limits() -> Iterator[tuple[int, int, int]]:
