@@ -18,6 +18,21 @@ struct AttentionArgs {
   float scale, softcap;
 };
 
+// What becomes of a product: it is the output, is added to it, or is two halves of which the first, activated, times the
+// second is the output.
+enum class Epilogue : int { store = 0, add = 1, silu_mul = 2, gelu_mul = 3, gelu_tanh_mul = 4 };
+
+// out[rows, n] = x[rows, k] W^T (+ bias[n]); when gated, out[rows, n / 2] and n is a multiple of 64.
+struct LinearArgs {
+  DType dtype, out_dtype;  // f32 or bf16 for inputs, weights and bias; the same or f32 for the output
+  void* out;
+  const void* x;
+  const void* packed;
+  const void* bias;
+  int64_t rows, n, k, x_stride, out_stride;
+  Epilogue epilogue;
+};
+
 struct KernelTable {
   // out = norm(x [+ residual]) * (weight + offset), for each of the row's heads; residual, contiguous and with one head
   // only, receives the sum.
@@ -39,9 +54,7 @@ struct KernelTable {
   void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
   // out[count, k] = the given rows of a matrix, plain or packed (f32 and bf16 only).
   void (*linear_rows)(DType, bool packed, void* out, const void* matrix, const int64_t* rows, int64_t count, int64_t k);
-  // out[rows, n] = x[rows, k] W^T (+ bias[n]). The output's type is the weights', or f32.
-  void (*linear)(DType, DType out_dtype, void* out, const void* x, const void* packed, const void* bias, int64_t rows,
-                 int64_t n, int64_t k, int64_t x_stride, int64_t out_stride);
+  void (*linear)(const LinearArgs&);
   // Expands count elements of a GGUF storage type; false when the type is not known here.
   bool (*dequantize)(DType, void* out, const void* data, int ggml_type, int64_t count);
   // Bytes of a GGUF matrix [n, k] once packed; 0 when there is no product for the type.
