@@ -382,8 +382,8 @@ def pack_linear_rows(packed: torch.Tensor, first: int, rows_RK: torch.Tensor) ->
     """Write rows [R, K] of a matrix, from row ``first`` on, into its packed form; other rows stay as they are."""
     end, tiles = first + rows_RK.shape[0], packed.shape[0]
     _require(
-        packed.is_contiguous() and 0 <= first <= end <= tiles * LINEAR_TILE and can_pack_linear(rows_RK)
-        and packed.shape == packed_linear_shape(tiles * LINEAR_TILE, rows_RK.shape[1], packed.dtype),
+        packed.is_contiguous() and 0 <= first <= end <= tiles * LINEAR_TILE and rows_RK.dtype == packed.dtype
+        and can_pack_linear(rows_RK) and packed.shape == packed_linear_shape(tiles * LINEAR_TILE, rows_RK.shape[1], packed.dtype),
         "pack_linear_rows: rows and packed matrix must agree in width and dtype",
     )  # fmt: skip
     whole = range(-(-first // LINEAR_TILE), end // LINEAR_TILE)
