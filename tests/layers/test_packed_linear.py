@@ -11,9 +11,7 @@ from vllm_clone.layers.packed_linear import PackedLinearMethod
 
 
 def options(dtype: torch.dtype, tp: TensorParallel | None = None) -> BuildOptions:
-    return BuildOptions(
-        dtype, torch.device("cpu"), PackedLinearMethod(), max_positions=64, tp=tp or TensorParallel()
-    )
+    return BuildOptions(dtype, torch.device("cpu"), PackedLinearMethod(), max_positions=64, tp=tp or TensorParallel())
 
 
 @pytest.fixture(params=[32 * 8 * 2, 4 << 20], ids=["chunks of a tile", "one chunk"], autouse=True)

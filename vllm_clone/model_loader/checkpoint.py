@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -82,26 +83,15 @@ class SafetensorsCheckpoint:
     def _of_file(self, path: Path, file: "safe_open") -> Iterator[CheckpointTensor]:
         sizes, mapped = _safetensors_sizes(path), cpu.MappedFile(path)
         for name in file.offset_keys():
-            reader = _SafetensorReader(file, name)
-            yield CheckpointTensor(name, path.name, sizes[name], reader.read)
-            mapped.drop_pages(*reader.pages)
+            yield CheckpointTensor(name, path.name, sizes[name], partial(_read_safetensor, file, name))
+            mapped.drop_pages()
 
 
-class _SafetensorReader:
-    """Reads one tensor and remembers where in the mapped file it lies."""
-
-    def __init__(self, file: "safe_open", name: str) -> None:
-        self._file, self._name = file, name
-        self.pages = (0, 0)
-        """Address and size in bytes of what was read; size 0 before that."""
-
-    def read(self) -> torch.Tensor:
-        try:
-            tensor: torch.Tensor = self._file.get_tensor(self._name)
-        except (SafetensorError, ValueError, KeyError) as error:  # a dtype that torch lacks
-            raise ModelLoadError(f"cannot be read ({str(error) or type(error).__name__})") from error
-        self.pages = (tensor.data_ptr(), tensor.nbytes)
-        return tensor
+def _read_safetensor(file: "safe_open", name: str) -> torch.Tensor:
+    try:
+        return file.get_tensor(name)
+    except (SafetensorError, ValueError, KeyError) as error:  # a dtype that torch lacks
+        raise ModelLoadError(f"cannot be read ({str(error) or type(error).__name__})") from error
 
 
 def _safetensors_header(path: Path) -> tuple[int, dict[str, dict[str, list[int]]]]:
@@ -146,7 +136,7 @@ class TorchCheckpoint:
                 if not isinstance(tensor, torch.Tensor):
                     raise ModelLoadError(f"{path}: expected a tensor called {name}, found {type(tensor).__name__}")
                 yield CheckpointTensor(name, path.name, tensor.nbytes, tensor.detach)
-                mapped.drop_pages(tensor.data_ptr(), tensor.nbytes)
+                mapped.drop_pages()
 
 
 def _load_torch(path: Path) -> dict[str, torch.Tensor]:

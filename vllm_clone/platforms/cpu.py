@@ -46,29 +46,24 @@ def resident_memory() -> int:
 
 
 class MappedFile:
-    """A file that a library has mapped into this process, to give back the memory of what was read.
+    """A file that a library maps into this process, to give back the memory of what was read.
 
-    It must stay mapped as long as this object is used. Nothing may write to the mapping.
+    It must stay mapped, and nothing may write to the mapping, as long as this object is used.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = os.path.realpath(path)
-        self._ranges: list[tuple[int, int]] | None = None
+        self._ranges: list[tuple[int, int]] = []
 
-    def drop_pages(self, address: int, nbytes: int) -> None:
-        """Take the pages of a range out of this process; they are read again when touched.
+    def drop_pages(self) -> None:
+        """Take the file's pages out of this process; they are read again when touched.
 
-        Memory that is no part of the file stays as it is, so a library that copies instead of mapping loses nothing.
+        Not those of one range alone: the system also maps some around each that is touched. If the library has copied
+        the file instead of mapping it, nothing happens.
         """
-        if not nbytes:
-            return
-        if self._ranges is None:  # mapped by now: something was read
-            self._ranges = _mapped_ranges(self._path)
-        for start, end in self._ranges:
-            first = max(start, address // mmap.PAGESIZE * mmap.PAGESIZE)
-            last = min(end, -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE)
-            if last > first:  # advice: what a system refuses costs only memory
-                _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED))
+        self._ranges = self._ranges or _mapped_ranges(self._path)
+        for start, end in self._ranges:  # advice: what a system refuses costs only memory
+            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(mmap.MADV_DONTNEED))
 
 
 def _mapped_ranges(path: str) -> list[tuple[int, int]]:
