@@ -44,6 +44,7 @@ NB_MODULE(_C, m) {
       .def("run", &Tape::run, nb::arg("tokens"), nb::arg("requests"), Release())
       .def("__len__", &Tape::length);
   m.def("set_num_threads", &set_num_threads, Release());
+  m.def("set_thread_cores", &set_thread_cores, Release());
   m.def("num_threads", &num_threads);
 
   m.def(
@@ -158,11 +159,11 @@ NB_MODULE(_C, m) {
       Release());
   m.def(
       "gguf_linear",
-      [](int ggml_type, int dtype, int out_dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias,
-         int64_t rows, int64_t n, int64_t k, int64_t x_stride) {
+      [](int ggml_type, int bias_dtype, int out_dtype, uintptr_t out, uintptr_t inputs, uintptr_t packed,
+         uintptr_t bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride) {
         call(Axis::tokens, rows, [=](int64_t rows) {
-          table().gguf_linear(ggml_type, DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed),
-                              at<void>(bias), rows, n, k, x_stride);
+          table().gguf_linear(ggml_type, DType(bias_dtype), DType(out_dtype), at<void>(out), at<void>(inputs),
+                              at<void>(packed), at<void>(bias), rows, n, k, out_stride);
         });
       },
       Release());
@@ -172,5 +173,12 @@ NB_MODULE(_C, m) {
         return table().dequantize(DType(dtype), at<void>(out), at<void>(data), ggml_type, count);
       },
       Release());
-  m.def("set_thread_cores", &set_thread_cores, Release());
+  m.def(
+      "gguf_inputs",
+      [](int dtype, uintptr_t inputs, uintptr_t x, int64_t rows, int64_t k, int64_t x_stride) {
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().gguf_inputs(DType(dtype), at<void>(inputs), at<void>(x), rows, k, x_stride);
+        });
+      },
+      Release());
 }

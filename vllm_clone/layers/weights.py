@@ -5,6 +5,7 @@ from torch import nn
 
 from vllm_clone import kernels
 from vllm_clone.errors import ModelLoadError
+from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.options import BuildOptions
 
 PLAIN_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
@@ -27,7 +28,7 @@ def check_plain(tensor: torch.Tensor) -> None:
         raise ModelLoadError(f"expected a plain floating-point dtype, found {str(tensor.dtype).removeprefix('torch.')}")
 
 
-def check_shape(expected: tuple[int, ...], tensor: torch.Tensor) -> None:
+def check_shape(expected: tuple[int, ...], tensor: torch.Tensor | GGUFRows) -> None:
     """Raise ModelLoadError unless ``tensor`` has the expected shape."""
     if tuple(tensor.shape) != expected:
         raise ModelLoadError(f"expected shape {list(expected)}, found {list(tensor.shape)}")

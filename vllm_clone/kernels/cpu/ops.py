@@ -5,7 +5,7 @@ the values of positions, slots, block ids and lengths are trusted.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
 from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
 from vllm_clone.kernels.arena import Arena
+from vllm_clone.kernels.gguf_matrix import GGUFMatrix
 from vllm_clone.logger import init_logger
 from vllm_clone.platforms.cpu import num_usable_cores
 
@@ -511,35 +512,44 @@ def gguf_rows(packed: torch.Tensor, ggml_type: int, k: int, rows_T: torch.Tensor
     return out
 
 
+GGUF_INPUT_BYTES = 64
+"""What :func:`gguf_linear` keeps of each 32 inputs of a row."""
+
+
 def gguf_linear(
     x_TK: torch.Tensor,
-    packed: torch.Tensor,
-    ggml_type: int,
-    num_outputs: int,
+    matrices: Sequence[GGUFMatrix],
     bias_N: torch.Tensor | None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x Wᵀ (+ bias) with W from :func:`pack_gguf_linear`: [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
+    """x times each matrix, side by side (+ bias): [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
 
     x is rounded to 8 bits with one scale per 32 inputs; integers are summed exactly, groups in float32.
     """
-    k = x_TK.shape[-1]
+    k, n = x_TK.shape[-1], sum(matrix.num_outputs for matrix in matrices)
+    for packed, ggml_type, num_outputs in matrices:
+        _require(
+            ggml_type in GGUF_PACKABLE and packed.dtype == torch.uint8 and packed.is_contiguous() and k % 32 == 0
+            and packed.numel() == _C.gguf_packed_bytes(int(ggml_type), num_outputs, k),
+            "gguf_linear: these weights were packed for another type or shape",
+        )  # fmt: skip
     _require(
-        ggml_type in GGUF_PACKABLE and packed.dtype == torch.uint8 and packed.is_contiguous() and k % 32 == 0
-        and packed.numel() == _C.gguf_packed_bytes(int(ggml_type), num_outputs, k),
-        "gguf_linear: these weights were packed for another type or shape",
-    )  # fmt: skip
-    _require(
-        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (num_outputs,) and bias_N.is_contiguous()),
+        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (n,) and bias_N.is_contiguous()),
         "gguf_linear: the bias must be one number per output, in x's dtype",
     )
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
-    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
+    out = empty((*x_TK.shape[:-1], n), out_dtype or x_TK.dtype)
     _require(out.dtype in (x.dtype, torch.float32), "gguf_linear: the output has x's dtype or is float32")
-    _C.gguf_linear(
-        int(ggml_type), _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
-        0 if bias_N is None else bias_N.data_ptr(), x.shape[0], num_outputs, k, x.stride(0),
-    )  # fmt: skip
+    rows, dtype, item, bias_item = x.shape[0], _DTYPES[x.dtype], out.itemsize, x.itemsize
+    inputs = empty((rows, k // 32 * GGUF_INPUT_BYTES), torch.uint8)
+    _C.gguf_inputs(dtype, inputs.data_ptr(), x.data_ptr(), rows, k, x.stride(0))
+    first = 0
+    for packed, ggml_type, num_outputs in matrices:
+        _C.gguf_linear(
+            int(ggml_type), dtype, _DTYPES[out.dtype], out.data_ptr() + first * item, inputs.data_ptr(),
+            packed.data_ptr(), 0 if bias_N is None else bias_N.data_ptr() + first * bias_item, rows, num_outputs, k, n,
+        )  # fmt: skip
+        first += num_outputs
     return out
 
 
