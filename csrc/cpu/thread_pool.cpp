@@ -19,13 +19,26 @@ inline void pause_cpu() {
 #endif
 }
 
+inline void pin([[maybe_unused]] std::thread& thread, [[maybe_unused]] int core) {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  // A core that was taken offline meanwhile leaves the thread where it is.
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+#endif
+}
+
 // Threads, the caller among them, claim pieces of the work: large ones first, single items at the end. So equal threads
 // finish together, and a thread that another program keeps off its core delays nobody: the others take its share, and
 // the caller waits only for pieces already begun.
 class Pool {
  public:
-  explicit Pool(int count) : count_(count) {
-    for (int i = 1; i < count; ++i) threads_.emplace_back([this] { work(); });
+  Pool(int count, const std::vector<int>& cores) : count_(count) {
+    for (int i = 1; i < count; ++i) {
+      threads_.emplace_back([this] { work(); });
+      if (!cores.empty()) pin(threads_.back(), cores[i % cores.size()]);
+    }
   }
 
   ~Pool() {
@@ -112,6 +125,7 @@ std::mutex mutex;
 // Never destroyed at exit: a worker may still sleep when the process ends.
 Pool* pool = nullptr;
 std::atomic<int> wanted{1};
+std::vector<int> wanted_cores;
 
 // A forked child has none of the threads: it forgets the pool and starts its own. The mutex is held across the fork, so
 // that no work is under way in the memory the child copies.
@@ -133,10 +147,18 @@ void set_num_threads(int count) {
   }
 }
 
+void set_thread_cores(const std::vector<int>& cores) {
+  std::lock_guard lock(mutex);
+  if (cores == wanted_cores) return;
+  wanted_cores = cores;
+  delete pool;
+  pool = nullptr;
+}
+
 int num_threads() { return wanted.load(std::memory_order_relaxed); }
 
 void run_parallel(int64_t count, Task task, void* context) {
   std::lock_guard lock(mutex);
-  if (!pool) pool = new Pool(wanted);
+  if (!pool) pool = new Pool(wanted, wanted_cores);
   pool->run(count, task, context);
 }
