@@ -35,6 +35,11 @@ class SlidingWindowSpec(FullAttentionSpec):
 KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
 
 
+def as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
+    """The spec of a layer of the same size that keeps every token."""
+    return FullAttentionSpec(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheGroup:
     """Layers with one spec; they share a block table."""

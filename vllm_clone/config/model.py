@@ -48,10 +48,7 @@ class ModelConfig:
     dtype: Dtype = flag("auto", "Data type of weights and activations; auto follows the checkpoint.")
     seed: int = flag(0, "Seed of everything random that a request does not seed itself.")
     hf_config_path: str | None = flag(
-        None,
-        "Where to read the model configuration when it lives apart from the weights.",
-        nullable=True,
-        support=later("Configurations apart from the model"),
+        None, "Where to read the model configuration when it lives apart from the weights.", nullable=True
     )
     allowed_local_media_path: str = flag(
         "", "Directory below which file:// media URLs may be read.", support=later("Multimodal inputs")
@@ -64,11 +61,9 @@ class ModelConfig:
         None,
         "Branch, tag or commit for remote code on the hub.",
         nullable=True,
-        support=later("Models with code of their own"),
+        support=not_here("no code is taken from a model's repository"),
     )
-    tokenizer_revision: str | None = flag(
-        None, "Branch, tag or commit of the tokenizer repository.", nullable=True, support=later("Tokenizer revisions")
-    )
+    tokenizer_revision: str | None = flag(None, "Branch, tag or commit of the tokenizer repository.", nullable=True)
     max_model_len: IntOrAuto | None = flag(
         None, "Longest prompt plus output in tokens: 4096, 4k, 4K; auto or -1: what memory allows."
     )
@@ -122,9 +117,7 @@ class ModelConfig:
         support=later("Replayed traces"),
     )
     disable_sliding_window: bool = flag(
-        False,
-        "Ignore sliding-window attention and limits the context to the window size instead.",
-        support=later("Models without their sliding window"),
+        False, "Ignore sliding-window attention and limits the context to the window size instead."
     )
     disable_cascade_attn: bool = flag(
         True,
@@ -155,16 +148,11 @@ class ModelConfig:
         ),
     )
     hf_token: bool | str | None = flag(
-        None,
-        "Token for the Hugging Face hub; the bare flag uses the token stored by the hub CLI.",
-        secret=True,
-        support=later("Hub tokens given by flag"),
+        None, "Token for the Hugging Face hub; the bare flag uses the token stored by the hub CLI.", secret=True
     )
     hf_overrides: dict[str, Any] = flag({}, "Values laid over the model's config.json.")
     model_class_overrides: dict[str, Any] = flag(
-        {},
-        "Map from architecture name to 'module:class' registered at start-up; a development aid.",
-        support=later("Model classes from elsewhere"),
+        {}, "Map from architecture name to 'module:class' registered at start-up; a development aid."
     )
     pooler_config: dict[str, Any] | None = flag(
         None,
@@ -216,9 +204,7 @@ class ModelConfig:
         support=later("Pooling models"),
     )
     renderer_num_workers: int = flag(
-        1,
-        "Threads per API process for tokenizing, template rendering and media preprocessing.",
-        support=later("Pools of renderer threads"),
+        1, "Threads per API process for tokenizing, template rendering and media preprocessing."
     )
     logits_processor_pattern: str | None = flag(
         None,
@@ -265,29 +251,18 @@ class LoadConfig:
             "page cache first, torchao = rebuild torchao tensors."
         ),
         nullable=True,
-        support=later("Strategies of reading weights"),
+        support=later("torchao checkpoints", "use lazy, eager or prefetch"),
+        working=(None, "lazy", "eager", "prefetch"),
     )
-    safetensors_prefetch_num_threads: int = flag(
-        8,
-        "Threads that read files into the page cache while prefetching.",
-        support=later("Strategies of reading weights"),
-    )
-    safetensors_prefetch_block_size: HumanInt = flag(
-        16777216, "Bytes per prefetch read.", support=later("Strategies of reading weights")
-    )
+    safetensors_prefetch_num_threads: int = flag(8, "Threads that read files into the page cache while prefetching.")
+    safetensors_prefetch_block_size: HumanInt = flag(16777216, "Bytes per prefetch read.")
     model_loader_extra_config: dict[str, Any] = flag(
         {},
         "Loader-specific options, e.g. concurrency for the streamer or the tensorizer URI.",
         support=later("Loaders with options of their own"),
     )
-    ignore_patterns: list[str] = flag(
-        ["original/**/*"],
-        "Globs of repository files neither downloaded nor loaded.",
-        support=later("Patterns of files to ignore"),
-    )
+    ignore_patterns: list[str] = flag(["original/**/*"], "Globs of repository files neither downloaded nor loaded.")
     use_tqdm_on_load: bool = flag(True, "Show a progress bar while weights load.")
     pt_load_map_location: Annotated[str | dict[str, str], str_or_json] = flag(
-        "cpu",
-        "map_location passed to torch.load for .bin/.pt checkpoints: a device string or a JSON map.",
-        support=later("Maps of devices for .pt files"),
+        "cpu", "map_location passed to torch.load for .bin/.pt checkpoints: a device string or a JSON map."
     )

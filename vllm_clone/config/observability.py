@@ -56,9 +56,7 @@ class ObservabilityConfig:
         False, "Export estimated FLOPs and bytes per device computed from model shape.", support=later("FLOPs metrics")
     )
     enable_logging_iteration_details: bool = flag(
-        False,
-        "Log per engine step how many prefill and decode requests and tokens ran and the CPU time.",
-        support=later("Logs of iterations"),
+        False, "Log per engine step how many prefill and decode requests and tokens ran and the CPU time."
     )
     jit_monitor_mode: Literal["error", "warn"] = flag(
         "warn",

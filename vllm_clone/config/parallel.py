@@ -261,9 +261,7 @@ class ParallelConfig:
     disable_custom_all_reduce: bool = flag(
         False, "Use NCCL instead of the hand-written all-reduce kernel.", support=gpu_only("Custom all-reduce kernels")
     )
-    worker_cls: str = flag(
-        "auto", "Qualified name of the worker class.", support=later("Worker classes from elsewhere")
-    )
+    worker_cls: str = flag("auto", "Qualified name of the worker class.")
     worker_extension_cls: str = flag(
         "",
         "Class mixed into the worker so that collective_rpc can call its methods.",

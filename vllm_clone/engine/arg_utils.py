@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from vllm_clone import envs
-from vllm_clone.config import ENGINE_GROUPS, ModelConfig, SchedulerConfig, VllmConfig
+from vllm_clone.config import ENGINE_GROUPS, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm_clone.config.cache import BlockSize, KVCacheDtype
 from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
 from vllm_clone.config.model import Dtype
@@ -225,6 +225,9 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_num_queued_tokens": (lambda v: v >= 1, "must be at least 1"),
     "long_prefill_token_threshold": (lambda v: v >= 0, "must be at least 0"),
     "watermark": (lambda v: 0 <= v < 1, "must be in [0, 1)"),
+    "safetensors_prefetch_num_threads": (lambda v: 1 <= v <= 1024, "must be in [1, 1024]"),
+    "safetensors_prefetch_block_size": (lambda v: v >= 1, "must be at least 1"),
+    "renderer_num_workers": (lambda v: 1 <= v <= 1024, "must be in [1, 1024]"),
     "stream_interval": (lambda v: v >= 1, "must be at least 1"),
 }
 
@@ -247,13 +250,15 @@ def _resolve_device(config: VllmConfig) -> None:
 
 def _resolve_model(config: VllmConfig) -> None:
     model, load = config.model_config, config.load_config
-    files = resolve_model(model.model, model.revision, load.download_dir)
+    if isinstance(model.hf_token, str):
+        envs.export("HF_TOKEN", model.hf_token)  # where the hub's library looks; the bare flag is what it does anyway
+    files = resolve_model(model.model, model.revision, load.download_dir, load.ignore_patterns)
     model.path, model.model_format = str(files.path), files.format
     if load.load_format == "gguf" and files.format != "gguf":
         raise ConfigError(f"--load-format gguf: {model.path} is not a GGUF file; give the .gguf file as the model.")
     if files.format == "gguf" and load.load_format not in ("auto", "gguf", "dummy"):
         raise ConfigError(f"--load-format {load.load_format}: {model.path} is a GGUF file; leave the flag out.")
-    hf = load_hf_config(files) | model.hf_overrides
+    hf = _hf_config(model, load, files) | model.hf_overrides
     if isinstance(hf.get("text_config"), dict):
         raise ConfigError(f"{model.path}: multimodal models (text_config in config.json) are not implemented yet.")
     architectures = hf.get("architectures")
@@ -263,12 +268,22 @@ def _resolve_model(config: VllmConfig) -> None:
     if not _is_count(hf.get("vocab_size")):
         raise ConfigError(f"{model.path}: config.json has no vocab_size above 0.")
     model.vocab_size = hf["vocab_size"]
-    if model.tokenizer is None:
+    if model.tokenizer is None and model.tokenizer_revision is None:
         model.tokenizer_path = model.path
     else:
-        model.tokenizer_path = str(resolve_tokenizer(model.tokenizer, model.revision, load.download_dir))
+        revision = model.tokenizer_revision or model.revision
+        model.tokenizer_path = str(resolve_tokenizer(model.tokenizer or model.model, revision, load.download_dir))
     model.served_model_name = model.served_model_name or [model.model]
     _resolve_generation(model, files)
+
+
+def _hf_config(model: ModelConfig, load: LoadConfig, files: ModelFiles) -> dict[str, Any]:
+    if model.hf_config_path is None:
+        return load_hf_config(files)
+    path = resolve_tokenizer(model.hf_config_path, model.revision, load.download_dir) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"--hf-config-path {model.hf_config_path}: {path} does not exist; give its directory.")
+    return read_json(path)
 
 
 def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
@@ -329,6 +344,10 @@ def _resolve_dtype(config: VllmConfig) -> None:
 def _resolve_length(config: VllmConfig) -> None:
     model = config.model_config
     derived = derive_max_model_len(model.hf_config)
+    window: Any = model.hf_config.get("sliding_window")
+    if model.disable_sliding_window and _is_count(window):
+        model.hf_config = model.hf_config | {"sliding_window": None, "use_sliding_window": False}
+        derived = min(derived or FALLBACK_MAX_MODEL_LEN, int(window))
     asked = model.max_model_len
     if asked is None or asked == -1:
         model.max_model_len = derived or FALLBACK_MAX_MODEL_LEN
@@ -400,6 +419,7 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
             "or leave it out for no limit."
         )
     budget = sched.max_num_batched_tokens
+    _check_smaller_limits(sched)
     if budget < sched.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {budget}: must be at least --max-num-seqs ({sched.max_num_seqs}); raise the "
@@ -409,6 +429,25 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
         raise ConfigError(
             f"--max-num-batched-tokens {budget}: must be at least --max-model-len ({max_model_len}) without chunked "
             "prefill; raise it or drop --no-enable-chunked-prefill."
+        )
+
+
+def _check_smaller_limits(sched: SchedulerConfig) -> None:
+    """Limits below the batch's own, which size no buffers."""
+    for name, of in (("max_num_scheduled_tokens", "max_num_batched_tokens"), ("max_num_active_seqs", "max_num_seqs")):
+        value, most = getattr(sched, name), getattr(sched, of)
+        if value is not None and not 1 <= value <= most:
+            flag, above = (f"--{n.replace('_', '-')}" for n in (name, of))
+            raise ConfigError(f"{flag} {value}: must be at least 1 and at most {above} ({most}).")
+    if sched.max_num_scheduled_tokens is not None and not sched.enable_chunked_prefill:
+        raise ConfigError(
+            f"--max-num-scheduled-tokens {sched.max_num_scheduled_tokens}: needs chunked prefill, or long prompts "
+            "would wait for ever; drop --no-enable-chunked-prefill."
+        )
+    if sched.long_prefill_token_threshold_adaptive and not sched.long_prefill_token_threshold:
+        raise ConfigError(
+            "--long-prefill-token-threshold-adaptive: there is no threshold to adapt; give "
+            "--long-prefill-token-threshold too."
         )
 
 

@@ -5,7 +5,7 @@ import torch
 
 from vllm_clone.attention import AttentionMetadata, ForwardContext
 from vllm_clone.config import VllmConfig
-from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec, cdiv
+from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec, as_full_attention, cdiv
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import LogprobRows
 from vllm_clone.models.base import CausalLM
@@ -45,9 +45,11 @@ class ModelRunner:
         """What each attention layer stores, by layer name."""
         cache = self._config.cache_config
         assert cache.block_size is not None
-        return {
+        specs = {
             name: layer.kv_cache_spec(cache.block_size, cache.kv_cache_dtype) for name, layer in self.layers.items()
         }
+        alike = self._config.scheduler_config.disable_hybrid_kv_cache_manager
+        return {name: as_full_attention(spec) for name, spec in specs.items()} if alike else specs
 
     def initialize_kv_cache(self, kv_cache: KVCacheConfig) -> None:
         """Allocate the pool, bind it to the layers, and start with an empty batch."""

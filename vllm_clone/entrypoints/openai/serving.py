@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -26,6 +28,7 @@ from vllm_clone.tokenizers import Tokenizer
 from vllm_clone.version import VLLM_INTERFACE_VERSION
 
 logger = init_logger(__name__)
+T = TypeVar("T")
 
 INLINE_CHARS = 2048
 """Longest text tokenized in the event loop; a thread costs more than this much text."""
@@ -52,6 +55,7 @@ class Serving:
         names = config.model_config.served_model_name
         assert names
         self.model_names: list[str] = names
+        self._pool = ThreadPoolExecutor(config.model_config.renderer_num_workers, "renderer")
         self.fingerprint = _fingerprint(config, frontend)
         template = load_template(frontend.chat_template)
         tokenizer = engine.tokenizer
@@ -84,6 +88,10 @@ class Serving:
                 param="model",
                 value=name,
             )
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """The result of work that would hold up the event loop, done by one of --renderer-num-workers threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
     def read_headers(self, raw: Request) -> RequestHeaders:
         """Headers that change how a request is served. Values that are no integers are ignored, as vLLM does."""
@@ -130,7 +138,7 @@ class Serving:
         except UnicodeEncodeError as error:
             raise RequestError(f"The prompt is not valid Unicode: {error.reason} at {error.start}.") from error
         if len(text) > INLINE_CHARS:
-            ids = await asyncio.to_thread(encode, text, add_special_tokens)
+            ids = await self.in_thread(encode, text, add_special_tokens)
         else:
             ids = encode(text, add_special_tokens)
         return TokensPrompt(self.truncated(ids, body), text)
@@ -166,7 +174,7 @@ class Serving:
             "chat_template_kwargs": kwargs,
         }
         if size > INLINE_CHARS or len(messages) > INLINE_MESSAGES or template is not None:
-            return await asyncio.to_thread(self.renderer.render, messages, **arguments)
+            return await self.in_thread(functools.partial(self.renderer.render, messages, **arguments))
         return self.renderer.render(messages, **arguments)
 
     async def prepare(
