@@ -202,14 +202,12 @@ inline void finish(const Args<T, O>& a, int64_t row, int64_t unit, const vf* sum
     for (int i = 0; i < kVectors; ++i) {
       vf value = sums[i];
       if (a.bias) value += load(a.bias + first + i * kLanes);
-      if (a.epilogue == Epilogue::add) value += load(out + i * kLanes);
       store(out + i * kLanes, value);
     }
   } else {
     for (int64_t i = 0; i < count; ++i) {
       float value = sums[i / kLanes][i % kLanes];
       if (a.bias) value += to_float(a.bias[first + i]);
-      if (a.epilogue == Epilogue::add) value += to_float(out[i]);
       out[i] = from_float<O>(value);
     }
   }

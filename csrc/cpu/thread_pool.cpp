@@ -56,10 +56,10 @@ class Pool {
     unit_ = 1 + count / INT32_MAX;
     const auto items = static_cast<uint32_t>((count + unit_ - 1) / unit_);
     count_of_task_ = count;
-    items_.store(items, std::memory_order_relaxed);
+    items_ = items;
     done_.store(0, std::memory_order_relaxed);
     const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-    claim_.store(uint64_t{generation} << 32, std::memory_order_release);
+    open_.store(uint64_t{generation} << 32 | items, std::memory_order_release);
     generation_.store(generation, std::memory_order_release);
     generation_.notify_all();
     take_pieces(generation);
@@ -73,20 +73,21 @@ class Pool {
   }
 
  private:
-  // Claims pieces of one generation until none is left. One word holds the generation and the next item, so that a
-  // thread that wakes late can take nothing of work it has not seen: a claim that succeeds was for items still open, and
-  // until they are done the caller changes nothing.
+  // Claims pieces of one generation until none is left. One word holds the generation and how many items are open, so
+  // that a thread that wakes late can take nothing of work it has not seen: a claim that succeeds was for items still
+  // open, and until they are done the caller changes nothing. All else that describes the work is read after that.
   void take_pieces(uint32_t generation) {
-    uint64_t claim = claim_.load(std::memory_order_acquire);
-    while (static_cast<uint32_t>(claim >> 32) == generation) {
-      const uint32_t next = static_cast<uint32_t>(claim), items = items_.load(std::memory_order_relaxed);
-      if (next >= items) return;
-      const uint32_t size = std::max<uint32_t>(1, (items - next) / (2 * count_));
-      if (!claim_.compare_exchange_weak(claim, claim + size, std::memory_order_acq_rel, std::memory_order_acquire))
+    uint64_t open = open_.load(std::memory_order_acquire);
+    while (static_cast<uint32_t>(open >> 32) == generation) {
+      const auto items = static_cast<uint32_t>(open);
+      if (items == 0) return;
+      const uint32_t size = std::max<uint32_t>(1, items / (2 * count_));
+      if (!open_.compare_exchange_weak(open, open - size, std::memory_order_acq_rel, std::memory_order_acquire))
         continue;
-      task_(context_, next * unit_, std::min((next + size) * unit_, count_of_task_));
+      const int64_t begin = items_ - items;
+      task_(context_, begin * unit_, std::min((begin + size) * unit_, count_of_task_));
       done_.fetch_add(size, std::memory_order_release);
-      claim = claim_.load(std::memory_order_acquire);
+      open = open_.load(std::memory_order_acquire);
     }
   }
 
@@ -111,8 +112,8 @@ class Pool {
   std::atomic<bool> stop_{false};
   // Each in a cache line of its own: what idle threads look at, what describes the task, what says it is done.
   alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<uint64_t> claim_{0};  // generation << 32 | next item
-  std::atomic<uint32_t> items_{0};
+  alignas(64) std::atomic<uint64_t> open_{0};  // generation << 32 | items that nobody has claimed
+  uint32_t items_ = 0;
   Task task_ = nullptr;
   void* context_ = nullptr;
   int64_t count_of_task_ = 0;

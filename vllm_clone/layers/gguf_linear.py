@@ -10,6 +10,7 @@ from torch import nn
 from vllm_clone import kernels
 from vllm_clone.hub.gguf import GGMLType
 from vllm_clone.kernels import GGUFMatrix
+from vllm_clone.layers.activation import GatedActivation
 from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.linear import LinearBase, LinearMethod, Part
 from vllm_clone.layers.options import BuildOptions
@@ -96,6 +97,13 @@ class GGUFLinearMethod(PackedLinearMethod):
         if not self._matrices:
             return super().apply(layer, x, bias)
         return kernels.gguf_linear(x, self._matrices, bias)
+
+    def apply_gated(
+        self, layer: LinearBase, x: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+    ) -> torch.Tensor:
+        if not self._matrices:
+            return super().apply_gated(layer, x, bias, activation)
+        return activation(self.apply(layer, x, bias))
 
     def logits(self, layer: LinearBase, x: torch.Tensor) -> torch.Tensor:
         if not self._matrices:

@@ -409,8 +409,8 @@ def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
     return _matrix_rows(packed, packed[0].numel() // LINEAR_TILE, rows_T, True)
 
 
-_STORE, _ADD = 0, 1
-_GATED = _Codes({"silu": 2, "gelu": 3, "gelu_tanh": 4})
+_STORE = 0
+_GATED = _Codes({"silu": 1, "gelu": 2, "gelu_tanh": 3})
 
 
 def _linear(
@@ -446,22 +446,12 @@ def linear(
     num_outputs: int,
     bias_N: torch.Tensor | None,
     out_dtype: torch.dtype | None = None,
-    *,
-    residual_TN: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N]. Sums are float32; so is the output if ``out_dtype``
-    says so, else it has x's dtype. A contiguous residual receives the sum instead and is returned."""
-    shape = (*x_TK.shape[:-1], num_outputs)
-    if residual_TN is None:
-        out = empty(shape, out_dtype or x_TK.dtype)
-        _linear(x_TK, packed, num_outputs, bias_N, out, _STORE)
-        return out
-    _require(
-        residual_TN.shape == shape and residual_TN.is_contiguous() and out_dtype in (None, residual_TN.dtype),
-        "linear: the residual must be contiguous and of the output's shape and dtype",
-    )
-    _linear(x_TK, packed, num_outputs, bias_N, residual_TN, _ADD)
-    return residual_TN
+    says so, else it has x's dtype."""
+    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
+    _linear(x_TK, packed, num_outputs, bias_N, out, _STORE)
+    return out
 
 
 def gated_linear(
