@@ -1,28 +1,36 @@
-// Attention over a paged cache: an online softmax in base 2 over chunks of keys; one micro-kernel for both products.
+// Attention over a paged cache: an online softmax in base 2 over chunks of keys.
 //
-// A tile is some queries of a request times the query heads of one key head ("rows"), against a range of keys. Per
-// chunk the keys are transposed and the values laid out into scratch memory, which all rows of the tile then share.
+// A tile is some queries of a request times the query heads of one key head ("rows"), against a range of keys. Pages
+// are kept as the products want them (kv_cache.h), so that a tile reads each page once, whatever its rows; a chunk of
+// 8-bit elements is widened first. The two products of a chunk, multiply_keys and multiply_values, are all that an
+// instruction set with matrix tiles would have to replace.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels.h"
+#include "kv_cache.h"
 #include "simd.h"
 #include "thread_pool.h"
+#include "with_type.h"
 
 namespace KERNELS::attention {
 
 using namespace simd;
+using kv::kGroup;
 
-constexpr int kTileRows = 48;    // rows that share a pass over the keys
-constexpr int kChunk = 64;       // keys per step of the softmax
-constexpr int kSplitKeys = 256;  // keys of a decoding row that one thread takes
+constexpr int kTileRows = 48;     // rows that share a pass over the keys
+constexpr int kGroups = 4;        // of keys, in a chunk
+constexpr int kChunk = kGroups * kGroup;
+constexpr int kSplitKeys = 128;   // keys of a decoding row that one tile takes
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504f;
 #if defined(__AVX512F__)
@@ -33,212 +41,187 @@ constexpr int kStripRows = 4, kStripVectors = 2;  // 8 of 16
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// How products are computed. Elem: what operands are kept as; kDepth: neighbouring terms of a sum that one step takes.
-struct FloatMath {
-  using Elem = float;
+// ---- products ----------------------------------------------------------------------------------
+
+// How products are computed. Left: what queries and weights are kept as; Right: keys and values in pages; kDepth:
+// neighbouring terms of a sum that one step takes.
+template <typename L, typename R>
+struct Math {  // float × float or fp16
+  using Left = L;
+  using Right = R;
+  using Operand = vf;
   static constexpr int kDepth = 1;
-  static vf step(vf sum, const float* a, const float* b) { return sum + *a * load(b); }
-};
-#if defined(__AVX512BF16__)
-struct Bf16Math {
-  using Elem = bf16;
-  static constexpr int kDepth = 2;
-  static vf step(vf sum, const bf16* a, const bf16* b) {
-    int32_t pair;
-    std::memcpy(&pair, a, 4);
-    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(b), (__m512bh)_mm512_set1_epi32(pair));
-  }
-};
-template <typename T>
-struct MathOf {
-  using type = FloatMath;
+  static Operand read(const R* b) { return load(b); }
+  static vf step(vf sum, const float* a, Operand b) { return sum + *a * b; }
 };
 template <>
-struct MathOf<bf16> {
-  using type = Bf16Math;
+struct Math<float, bf16> {
+  using Left = float;
+  using Right = bf16;
+  struct Operand {
+    vf even, odd;
+  };
+  static constexpr int kDepth = 2;
+  static Operand read(const bf16* b) {
+    vu raw;
+    std::memcpy(&raw, b, sizeof raw);
+    return {kv::cast_bits<vf>(raw << 16), kv::cast_bits<vf>(raw & 0xffff0000u)};
+  }
+  static vf step(vf sum, const float* a, Operand b) { return sum + a[0] * b.even + a[1] * b.odd; }
 };
-#else
-template <typename T>
-struct MathOf {
-  using type = FloatMath;
+#if defined(__AVX512BF16__)
+template <>
+struct Math<bf16, bf16> {
+  using Left = bf16;
+  using Right = bf16;
+  using Operand = __m512i;
+  static constexpr int kDepth = 2;
+  static Operand read(const bf16* b) {
+    Operand x = _mm512_loadu_si512(b);
+    asm("" : "+v"(x));  // the compiler would load it anew for every row
+    return x;
+  }
+  static vf step(vf sum, const bf16* a, Operand b) {
+    int32_t pair;
+    std::memcpy(&pair, a, 4);
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)_mm512_set1_epi32(pair));
+  }
 };
 #endif
 
-// Asks for the memory of the keys and values to come, a line of each at a time. Pages lie anywhere, so the hardware
-// cannot foresee them; and only a few requests can be under way at once, so they are spread between the arithmetic.
-template <typename T>
+// Asks for the memory of the next chunk, a line of each group at a time. Pages lie anywhere, so the hardware cannot
+// foresee them; and only a few requests can be under way at once, so they are spread between the arithmetic.
 struct Ahead {
-  const T* rows[kChunk];  // keys
-  int count = 0;
-  int dim;
-  int64_t value_offset;  // elements from a key to its value
-  int row = 0, at = 0;
+  const char* groups[kGroups];
+  int64_t at = 0, size = 0;  // bytes of each: asked for so far, and in all
 
   void ask() {
-    if (row >= count) return;
-    const T* line = rows[row] + at;
-    __builtin_prefetch(line);
-    __builtin_prefetch(line + value_offset);
-    at += 64 / static_cast<int>(sizeof(T));
-    if (at >= dim) {
-      at = 0;
-      ++row;
-    }
+    if (at >= size) return;
+    for (const char* group : groups) __builtin_prefetch(group + at, 0, PFL);
+    at += 64;
   }
 };
 
-// c[R rows, V vectors] (+)= a[R, depth] b, with b as [depth / kDepth][b_stride / kDepth columns][kDepth].
-template <typename Math, int R, int V, typename A>
-void strip(A& ahead, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b, int64_t b_stride,
-           int depth, float* c, int64_t c_stride, bool add) {
-  vf sums[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) sums[r][v] = add ? load(c + r * c_stride + v * kLanes) : vf{};
-  for (int d = 0; d < depth; d += Math::kDepth, b += b_stride) {
+// Left operands of some rows.
+template <typename Left>
+struct Rows {
+  const Left* at;
+  int64_t stride;
+  int count;
+};
+
+// Calls f with every strip of rows: f(row, an integral_constant of how many).
+template <int R = kStripRows, typename F>
+void for_strips(int rows, const F& f, int row = 0) {
+  for (; rows - row >= R; row += R) f(row, std::integral_constant<int, R>());
+  if constexpr (R > 1)
+    if (row < rows) for_strips<R - 1>(rows, f, row);
+}
+
+// The strip of multiply_keys with R rows and kStripVectors vectors of keys.
+template <typename M, int R>
+void multiply_keys_strip(Ahead& shared, const typename M::Left* rows, int64_t stride,
+                         const typename M::Right* const* keys, int depth, float* scores) {
+  Ahead ahead = shared;  // in registers
+  vf sums[R][kStripVectors];
+  for (auto& row : sums)
+    for (vf& sum : row) sum = vf{};
+  for (int d = 0, at = 0; d < depth; d += M::kDepth, at += kGroup * M::kDepth) {
     ahead.ask();
+    typename M::Operand b[kStripVectors];
+    for (int v = 0; v < kStripVectors; ++v) b[v] = M::read(keys[v] + at);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v)
-        sums[r][v] = Math::step(sums[r][v], a + r * a_stride + d, b + v * kLanes * Math::kDepth);
+      for (int v = 0; v < kStripVectors; ++v) sums[r][v] = M::step(sums[r][v], rows + r * stride + d, b[v]);
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kStripVectors; ++v) store(scores + r * kChunk + v * kLanes, sums[r][v]);
+  shared.at = ahead.at;
 }
 
-template <typename Math, int V, typename A>
-void strip_rows(A& ahead, int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b,
-                int64_t b_stride, int depth, float* c, int64_t c_stride, bool add) {
-  for (; rows >= kStripRows; rows -= kStripRows, a += kStripRows * a_stride, c += kStripRows * c_stride)
-    strip<Math, kStripRows, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-  switch (rows) {
-#if defined(__AVX512F__)
-    case 5: return strip<Math, 5, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 4: return strip<Math, 4, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-#endif
-    case 3: return strip<Math, 3, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 2: return strip<Math, 2, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 1: return strip<Math, 1, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-  }
-}
-
-// The product for any number of columns that is a multiple of kLanes.
-template <typename Math, typename A>
-void product(A& ahead, int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b,
-             int64_t b_stride, int depth, int columns, float* c, int64_t c_stride, bool add) {
-  int column = 0;
-  for (; column + kStripVectors * kLanes <= columns; column += kStripVectors * kLanes)
-    strip_rows<Math, kStripVectors>(ahead, rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column,
-                                    c_stride, add);
-  for (; column < columns; column += kLanes)
-    strip_rows<Math, 1>(ahead, rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column, c_stride,
-                        add);
-}
-
-// Rows of 32-bit items → columns.
-inline void transpose(vf (&r)[kLanes]) {
-#if defined(__AVX512F__)
-  __m512 t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps((__m512)r[i], (__m512)r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps((__m512)r[i], (__m512)r[i + 1]);
-  }
-  __m512 u[16];  // u[4g + c], 128-bit lane L: rows 4g..4g+3 of column 4L + c
-  for (int i = 0; i < 16; i += 4)
-    for (int half = 0; half < 2; ++half) {
-      const __m512d a = _mm512_castps_pd(t[i + half]), b = _mm512_castps_pd(t[i + 2 + half]);
-      u[i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-      u[i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    }
-  for (int c = 0; c < 4; ++c) {
-    const __m512 even0 = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88), odd0 = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
-    const __m512 even1 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
-    const __m512 odd1 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
-    r[c] = (vf)_mm512_shuffle_f32x4(even0, even1, 0x88);
-    r[4 + c] = (vf)_mm512_shuffle_f32x4(odd0, odd1, 0x88);
-    r[8 + c] = (vf)_mm512_shuffle_f32x4(even0, even1, 0xdd);
-    r[12 + c] = (vf)_mm512_shuffle_f32x4(odd0, odd1, 0xdd);
-  }
-#else
-  float items[kLanes][kLanes];
-  std::memcpy(items, r, sizeof items);
-  for (int i = 0; i < kLanes; ++i)
-    for (int j = 0; j < kLanes; ++j) r[j][i] = items[i][j];
-#endif
-}
-
-// kLanes · kDepth elements of a cached row as one vector of operands; what lies beyond the row's end is zero.
-template <typename Math, typename T>
-vf operands(const T* row, int left) {
-  constexpr int wanted = kLanes * Math::kDepth;
-  T padded[wanted] = {};
-  if (left < wanted) {
-    std::memcpy(padded, row, left * sizeof(T));
-    row = padded;
-  }
-  if constexpr (Math::kDepth == 2) {
-    vf raw;
-    std::memcpy(&raw, row, 64);
-    return raw;
-  } else {
-    return load(row);
+// scores[rows][kChunk] = rows · keys. groups: transposed keys, [depth / kDepth][kGroup][kDepth].
+template <typename M>
+void multiply_keys(Ahead& ahead, const Rows<typename M::Left>& rows, const typename M::Right* const* groups, int depth,
+                   float* scores) {
+  constexpr int per_group = kGroup / kLanes;
+  for (int first = 0; first < kGroups * per_group; first += kStripVectors) {
+    const typename M::Right* keys[kStripVectors];
+    for (int v = 0; v < kStripVectors; ++v)
+      keys[v] = groups[(first + v) / per_group] + (first + v) % per_group * kLanes * M::kDepth;
+    for_strips(rows.count, [&](int row, auto size) {
+      constexpr int R = decltype(size)::value;
+      multiply_keys_strip<M, R>(ahead, rows.at + row * rows.stride, rows.stride, keys, depth,
+                                scores + row * kChunk + first * kLanes);
+    });
   }
 }
 
-// Keys and values of one chunk, as the products want them.
-template <typename Math, typename T>
-struct Chunk {
-  using Elem = typename Math::Elem;
-  int dim, depth, columns;  // head size, rounded up for the sum over it, and for vectors of values
-  Elem* keys;               // [depth / kDepth][kChunk][kDepth]
-  Elem* values;             // [kChunk / kDepth][columns][kDepth]
-  const T* key_rows[kChunk];
-  int count = 0;
-
-  void lay_out_keys(Ahead<T>& ahead) {
-    constexpr int per_vector = kLanes * Math::kDepth;
-    for (int first = 0; first < count; first += kLanes)
-      for (int d = 0; d < depth; d += per_vector) {
-        vf rows[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          rows[i] = operands<Math>(key_rows[std::min(first + i, count - 1)] + d, dim - d);
-          if (i % 4 == 0) ahead.ask();
-        }
-        transpose(rows);
-        for (int i = 0; i < kLanes; ++i)
-          std::memcpy(keys + (d / Math::kDepth + i) * int64_t{kChunk} * Math::kDepth + first * Math::kDepth, &rows[i],
-                      sizeof(vf));
-      }
-  }
-
-  // value_offset: elements from a key to its value.
-  void lay_out_values(Ahead<T>& ahead, int64_t value_offset) {
-    for (int i = 0; i < count; i += Math::kDepth) {
-      const T* row = key_rows[i] + value_offset;
-      Elem* to = values + int64_t{i} * columns;
-      ahead.ask();
-      if constexpr (Math::kDepth == 1) {
-        for (int d = 0; d < columns; d += kLanes) store(to + d, operands<Math>(row + d, dim - d));
-      } else {
-        const T* next = i + 1 < count ? key_rows[i + 1] + value_offset : nullptr;
-        for (int d = 0; d < columns; d += 2 * kLanes)
-          interleave(operands<Math>(row + d, dim - d), next ? operands<Math>(next + d, dim - d) : vf{}, to + 2 * d,
-                     columns - d);
-      }
-    }
-  }
-
-#if defined(__AVX512BF16__)
-  static void interleave(vf a, vf b, bf16* to, int left) {
-    const __m512i x = (__m512i)a, y = (__m512i)b;
-    const __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
-    const __m512i order_low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i order_high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, order_low, high));
-    if (left > kLanes) _mm512_storeu_si512(to + 2 * kLanes, _mm512_permutex2var_epi64(low, order_high, high));
-  }
-#endif
+// Values of neighbouring keys: [steps][columns][kDepth], for the weights from `lane` on.
+template <typename Right>
+struct Run {
+  const Right* at;
+  int lane, steps;
 };
+
+// The strip of multiply_values with V vectors of columns, of which the last has `last` columns.
+template <typename M, int V, bool kWhole>
+void multiply_values_strip(Ahead& shared, const Rows<typename M::Left>& rows, const Run<typename M::Right>* runs,
+                           int num_runs, int64_t row_elems, int last, float* sums_out, int64_t sums_stride) {
+  for_strips(rows.count, [&](int row, auto size) {
+    constexpr int R = decltype(size)::value;
+    float* out = sums_out + row * sums_stride;
+    Ahead ahead = shared;  // in registers
+    vf sums[R][V];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) sums[r][v] = load(out + r * sums_stride + v * kLanes);
+    for (const Run<typename M::Right>* run = runs; run != runs + num_runs; ++run) {
+      const typename M::Right* values = run->at;
+      const typename M::Left* a = rows.at + row * rows.stride + run->lane;
+      for (int s = 0; s < run->steps; ++s, values += row_elems, a += M::kDepth) {
+        ahead.ask();
+        typename M::Operand b[V];
+        for (int v = 0; v < V; ++v) {
+          const typename M::Right* from = values + v * kLanes * M::kDepth;
+          if constexpr (kWhole) {
+            b[v] = M::read(from);
+          } else {
+            typename M::Right part[kLanes * M::kDepth] = {};
+            std::memcpy(part, from, last * M::kDepth * sizeof part[0]);
+            b[v] = M::read(part);
+          }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int v = 0; v < V; ++v) sums[r][v] = M::step(sums[r][v], a + r * rows.stride, b[v]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) store(out + r * sums_stride + v * kLanes, sums[r][v]);
+    shared.at = ahead.at;
+  });
+}
+
+// sums[rows][sums_stride] += rows · values. rows: weights, [kChunk] each.
+template <typename M>
+void multiply_values(Ahead& ahead, const Rows<typename M::Left>& rows, const Run<typename M::Right>* runs,
+                     int num_runs, int columns, float* sums, int64_t sums_stride) {
+  const int64_t row_elems = int64_t{columns} * M::kDepth;
+  Run<typename M::Right> from[2 * kGroups];
+  int column = 0;
+  const auto strip = [&](auto vectors, auto whole) {
+    for (int i = 0; i < num_runs; ++i) from[i] = {runs[i].at + column * M::kDepth, runs[i].lane, runs[i].steps};
+    multiply_values_strip<M, decltype(vectors)::value, decltype(whole)::value>(
+        ahead, rows, from, num_runs, row_elems, columns - column, sums + column, sums_stride);
+    column += decltype(vectors)::value * kLanes;
+  };
+  while (columns - column >= kStripVectors * kLanes) strip(std::integral_constant<int, kStripVectors>(), std::true_type());
+  while (columns - column >= kLanes) strip(std::integral_constant<int, 1>(), std::true_type());
+  if (column < columns) strip(std::integral_constant<int, 1>(), std::false_type());
+}
+
+// ---- tiles -------------------------------------------------------------------------------------
 
 struct Tile {
   int32_t request;
@@ -248,9 +231,11 @@ struct Tile {
   int64_t key_begin, key_end;
   int32_t split;  // which part of the keys, of how many
   int32_t splits;
+  int64_t partials;  // where the first split's result lies among the partial results, in floats
+  int64_t counter;   // which counter tells how many splits are done
 };
 
-// Memory of one thread, kept between calls, handed out in cache lines.
+// Memory kept between calls, handed out in cache lines.
 class Arena {
  public:
   void reserve(size_t bytes) {
@@ -275,134 +260,273 @@ class Arena {
   size_t size_ = 0, used_ = 0;
 };
 
-// Partial results of one split: rows of (acc[columns], top, weight).
-inline int64_t partial_stride(int head_size) { return round_up(head_size, kLanes) + 2; }
+// What all tiles of a call share. Partial results of a split are rows of (acc[columns], top, weight).
+struct Call {
+  const AttentionArgs& args;
+  kv::Layout layout;
+  int group, columns;  // query heads per key head; head size rounded up to vectors
+  float* partials;
+  std::atomic<int32_t>* counters;
 
-template <typename T>
+  explicit Call(const AttentionArgs& a)
+      : args(a),
+        layout(a),
+        group(a.num_heads / a.num_kv_heads),
+        columns(static_cast<int>(round_up(a.head_size, kLanes))) {}
+  int64_t partial_stride() const { return columns + 2; }
+};
+
+// Up to kChunk keys, in groups as they lie in pages.
+struct Chunk {
+  int groups = 0;
+  bool whole;      // every lane of every group is a key of the tile
+  int64_t behind, block;  // position after the last key, and the block it is in
+  int key;                // and where there
+  struct Group {
+    int64_t position;  // of the first lane
+    int begin, end;    // lanes that are keys of the tile
+    int width;         // keys of the group in the page
+    const char *keys, *values;
+    const float *key_scales, *value_scales;
+  } group[kGroups];
+};
+
+// Keys of a tile from the place where `chunk` ends.
+inline void advance(const Call& call, const Tile& tile, Chunk& chunk) {
+  const AttentionArgs& args = call.args;
+  const kv::Layout& layout = call.layout;
+  const int32_t* table = args.block_table + tile.request * args.table_stride;
+  chunk.whole = true;
+  for (chunk.groups = 0; chunk.groups < kGroups && chunk.behind < tile.key_end;) {
+    Chunk::Group& group = chunk.group[chunk.groups++];
+    const int first = chunk.key / kGroup * kGroup;
+    group.position = chunk.behind - (chunk.key - first);
+    group.width = layout.width(chunk.key);
+    group.begin = chunk.key - first;
+    group.end = static_cast<int>(std::min<int64_t>(group.width, tile.key_end - group.position));
+    const char* head = static_cast<const char*>(args.cache) + layout.keys_at(table[chunk.block], tile.kv_head);
+    const int64_t at = int64_t{first} * args.head_size * layout.item;
+    group.keys = head + at;
+    group.values = head + layout.half_bytes + at;
+    group.key_scales = reinterpret_cast<const float*>(head + layout.scales_at()) + first;
+    group.value_scales = reinterpret_cast<const float*>(head + layout.half_bytes + layout.scales_at()) + first;
+    chunk.whole = chunk.whole && group.begin == 0 && group.end == kGroup;
+    chunk.behind = group.position + group.end;
+    chunk.key = first + group.end;
+    if (chunk.key == args.block_size) {
+      chunk.key = 0;
+      ++chunk.block;
+    }
+  }
+  chunk.whole = chunk.whole && chunk.groups == kGroups;
+}
+
+inline void begin(const Call& call, const Tile& tile, Chunk& chunk) {
+  chunk.behind = tile.key_begin;
+  chunk.block = tile.key_begin / call.args.block_size;
+  chunk.key = static_cast<int>(tile.key_begin % call.args.block_size);
+  advance(call, tile, chunk);
+}
+
+template <typename M>
 class TilePass {
-  using Math = typename MathOf<T>::type;
-  using Elem = typename Math::Elem;
+  using Left = typename M::Left;
+  using Right = typename M::Right;
 
  public:
-  TilePass(const AttentionArgs& args, const Tile& tile)
-      : args_(args),
+  TilePass(const Call& call, const Tile& tile)
+      : call_(call),
+        args_(call.args),
         tile_(tile),
-        group_(args.num_heads / args.num_kv_heads),
-        dim_(args.head_size),
-        depth_(static_cast<int>(round_up(dim_, kLanes * Math::kDepth))),
-        columns_(static_cast<int>(round_up(dim_, kLanes))),
+        group_(call.group),
+        dim_(call.args.head_size),
+        depth_(static_cast<int>(round_up(dim_, kLanes))),
+        columns_(call.columns),
         rows_(tile.queries * group_),
-        start_(args.query_start[tile.request]),
-        position_(args.seq_lens[tile.request] - (args.query_start[tile.request + 1] - start_) + tile.first_query) {
+        start_(args_.query_start[tile.request]),
+        position_(args_.seq_lens[tile.request] - (args_.query_start[tile.request + 1] - start_) + tile.first_query) {
     thread_local Arena arena;
     const size_t rows = rows_, line = 64;
-    arena.reserve(rows * (depth_ * sizeof(Elem) + columns_ * 4 + kChunk * (4 + sizeof(Elem)) + 4 + kLanes * 4) +
-                  kChunk * (depth_ + columns_) * sizeof(Elem) + 16 * line);
-    query_ = arena.take<Elem>(rows * depth_);
+    arena.reserve(rows * (depth_ * sizeof(Left) + columns_ * 4 + kChunk * (4 + sizeof(Left)) + 4 + kLanes * 4) +
+                  (2 * kChunk + 2 * M::kDepth) * depth_ * sizeof(Right) + 2 * kChunk * 4 + 16 * line);
+    query_ = arena.take<Left>(rows * depth_);
     acc_ = arena.take<float>(rows * columns_);
     scores_ = arena.take<float>(rows * kChunk);
-    weights_ = arena.take<Elem>(rows * kChunk);
+    weights_ = arena.take<Left>(rows * kChunk);
     top_ = arena.take<float>(rows);
     sums_ = arena.take<float>(rows * kLanes);
-    chunk_.dim = dim_;
-    chunk_.depth = depth_;
-    chunk_.columns = columns_;
-    chunk_.keys = arena.take<Elem>(kChunk * depth_);
-    chunk_.values = arena.take<Elem>(kChunk * columns_);
+    keys_ = arena.take<Right>(kChunk * dim_);
+    values_ = arena.take<Right>(kChunk * dim_);
+    edges_ = arena.take<Right>(2 * M::kDepth * dim_);
+    key_scales_ = arena.take<float>(kChunk);
+    value_scales_ = arena.take<float>(kChunk);
   }
 
-  // following: the tile this thread turns to next, if any. partial: where one of several splits leaves its result.
-  void run(const Tile* following, float* partial) {
-    gather_queries();
+  // following: the tile this thread turns to next, if any.
+  void run(const Tile* following) {
+    with_type(args_.dtype, [&](auto* type) { gather_queries<std::remove_pointer_t<decltype(type)>>(); });
     std::fill(acc_, acc_ + int64_t{rows_} * columns_, 0.0f);
     std::fill(top_, top_ + rows_, kNegInf);
     std::fill(sums_, sums_ + int64_t{rows_} * kLanes, 0.0f);
-    const int64_t value_offset = int64_t{args_.num_kv_heads} * args_.block_size * dim_;
-    ahead_.dim = dim_;
-    ahead_.value_offset = value_offset;
-    ahead_.count = locate(tile_, tile_.key_begin, ahead_.rows);
-    for (int64_t from = tile_.key_begin; from < tile_.key_end; from += kChunk) {
-      std::swap(chunk_.key_rows, ahead_.rows);
-      chunk_.count = ahead_.count;
-      ahead_.row = 0;
-      ahead_.count = from + kChunk < tile_.key_end ? locate(tile_, from + kChunk, ahead_.rows)
-                     : following                   ? locate(*following, following->key_begin, ahead_.rows)
-                                                   : 0;
-      chunk_.lay_out_keys(ahead_);
-      product<Math>(ahead_, rows_, query_, depth_, chunk_.keys, kChunk * Math::kDepth, depth_,
-                    static_cast<int>(round_up(chunk_.count, kLanes)), scores_, kChunk, false);
-      for (int i = 0; i < rows_; ++i) weigh(i, from);
-      chunk_.lay_out_values(ahead_, value_offset);
-      product<Math>(ahead_, rows_, weights_, kChunk, chunk_.values, columns_ * Math::kDepth,
-                    static_cast<int>(round_up(chunk_.count, Math::kDepth)), columns_, acc_, columns_, true);
-    }
-    for (int i = 0; i < rows_; ++i) {
-      if (tile_.splits > 1) {
-        keep(i, partial + i * partial_stride(dim_));
+    Chunk chunks[2];
+    int current = 0;
+    for (begin(call_, tile_, chunks[0]); chunks[current].groups; current ^= 1) {
+      Chunk& next = chunks[current ^ 1];
+      chunk_ = &chunks[current];
+      next.groups = 0;
+      if (chunk_->behind < tile_.key_end) {
+        next.behind = chunk_->behind;
+        next.block = chunk_->block;
+        next.key = chunk_->key;
+        advance(call_, tile_, next);
+        look_ahead(next);
+      } else if (following) {
+        Chunk theirs;
+        begin(call_, *following, theirs);
+        look_ahead(theirs);
       } else {
-        finish(i);
+        look_ahead(next);
       }
+      const Right* keys[kGroups];
+      Run<Right> runs[2 * kGroups];
+      lay_out_keys(keys);
+      multiply_keys<M>(ahead_keys_, {query_, depth_, rows_}, keys, dim_, scores_);
+      if (call_.layout.scaled) lay_out_scales();
+      for (int i = 0; i < rows_; ++i) weigh(i);
+      const int num_runs = lay_out_values(runs);
+      multiply_values<M>(ahead_values_, {weights_, kChunk, rows_}, runs, num_runs, dim_, acc_, columns_);
+    }
+    if (tile_.splits == 1) {
+      with_type(args_.dtype, [&](auto* type) {
+        for (int i = 0; i < rows_; ++i)
+          finish(static_cast<decltype(type)>(args_.out), i, acc_ + int64_t{i} * columns_,
+                 sum(load(sums_ + i * kLanes)));
+      });
+    } else {
+      keep();
     }
   }
 
  private:
-  // Addresses of up to kChunk keys of a tile, from a position on; returns how many.
-  int locate(const Tile& tile, int64_t from, const T** rows) const {
-    const int64_t head_elems = int64_t{args_.block_size} * dim_, page_elems = 2 * args_.num_kv_heads * head_elems;
-    const T* pages = static_cast<const T*>(args_.cache) + tile.kv_head * head_elems;
-    const int32_t* table = args_.block_table + tile.request * args_.table_stride;
-    const int count = static_cast<int>(std::min<int64_t>(kChunk, tile.key_end - from));
-    int64_t block = from / args_.block_size, offset = from % args_.block_size;
-    for (int i = 0; i < count; ++i) {
-      rows[i] = pages + table[block] * page_elems + offset * dim_;
-      if (++offset == args_.block_size) {
-        offset = 0;
-        ++block;
+  void look_ahead(const Chunk& next) {
+    const int64_t bytes = int64_t{kGroup} * dim_ * call_.layout.item;
+    ahead_keys_.at = ahead_values_.at = 0;
+    ahead_keys_.size = ahead_values_.size = next.groups ? bytes : 0;
+    for (int g = 0; next.groups && g < kGroups; ++g) {
+      const Chunk::Group& group = next.group[std::min(g, next.groups - 1)];
+      ahead_keys_.groups[g] = group.keys;
+      ahead_values_.groups[g] = group.values;
+    }
+  }
+
+  template <typename T>
+  void gather_queries() {
+    alignas(64) T head[kv::kMaxHeadSize];
+    for (int row = 0; row < rows_; ++row) {
+      const int64_t token = start_ + tile_.first_query + row / group_;
+      const int64_t at = token * args_.query_stride + (int64_t{tile_.kv_head} * group_ + row % group_) * dim_;
+      std::memcpy(head, static_cast<const T*>(args_.query) + at, dim_ * sizeof(T));
+      if (args_.positions)
+        rope::turn(head, args_.cos_sin + args_.positions[token] * args_.rotary_dim, args_.rotary_dim / 2, args_.neox);
+      Left* to = query_ + int64_t{row} * depth_;
+      int d = 0;
+      for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(head + d));
+      for (; d < dim_; ++d) to[d] = from_float<Left>(to_float(head[d]));
+    }
+  }
+
+  // Points at the keys of each group; those that are narrow or of another type are copied into shape first.
+  void lay_out_keys(const Right** keys) {
+    const kv::Layout& layout = call_.layout;
+    const int depth = M::kDepth;
+    for (int g = 0; g < kGroups; ++g) {
+      const Chunk::Group& group = chunk_->group[std::min(g, chunk_->groups - 1)];
+      keys[g] = keys_ + int64_t{g} * kGroup * dim_;
+      if (g >= chunk_->groups) {
+        keys[g] = keys[g - 1];
+      } else if (group.width == kGroup && layout.item == sizeof(Right)) {
+        keys[g] = reinterpret_cast<const Right*>(group.keys);
+      } else {
+        const int together = group.width == kGroup ? kGroup * dim_ : group.width * depth;
+        Right* to = keys_ + int64_t{g} * kGroup * dim_;
+        for (int i = 0, row = 0; i < group.width * dim_; i += together, ++row)
+          kv::expand(layout.type, group.keys + int64_t{i} * layout.item, to + row * kGroup * depth, together);
       }
+    }
+  }
+
+  void lay_out_scales() {
+    std::fill(key_scales_, key_scales_ + kChunk, 0.0f);
+    std::fill(value_scales_, value_scales_ + kChunk, 0.0f);
+    for (int g = 0; g < chunk_->groups; ++g) {
+      const Chunk::Group& group = chunk_->group[g];
+      std::copy(group.key_scales + group.begin, group.key_scales + group.end, key_scales_ + g * kGroup + group.begin);
+      std::copy(group.value_scales + group.begin, group.value_scales + group.end,
+                value_scales_ + g * kGroup + group.begin);
+    }
+  }
+
+  // The values of each group as runs. Where only one key of a pair belongs to the tile, the other's values may be
+  // anything, NaN too: such a pair becomes a run of its own with zeros in their place.
+  int lay_out_values(Run<Right>* runs) {
+    const kv::Layout& layout = call_.layout;
+    constexpr int depth = M::kDepth;
+    int count = 0;
+    Right* edge = edges_;
+    for (int g = 0; g < chunk_->groups; ++g) {
+      const Chunk::Group& group = chunk_->group[g];
+      const Right* values = reinterpret_cast<const Right*>(group.values);
+      const int64_t step_elems = int64_t{depth} * dim_;
+      if (layout.item != sizeof(Right)) {
+        Right* to = values_ + int64_t{g} * kGroup * dim_;
+        kv::expand(layout.type, group.values, to, round_up(group.end, depth) * dim_);
+        values = to;
+      }
+      int begin = group.begin, end = group.end;
+      if constexpr (depth == 2) {
+        while (begin % 2 || (end % 2 && begin < end)) {
+          const int odd = begin % 2 ? begin : end - 1, kept = odd % 2;
+          const Right* pairs = values + odd / 2 * step_elems;
+          for (int d = 0; d < dim_; ++d) {
+            edge[2 * d + kept] = pairs[2 * d + kept];
+            edge[2 * d + 1 - kept] = Right{0};
+          }
+          runs[count++] = {edge, g * kGroup + odd / 2 * 2, 1};
+          edge += step_elems;
+          if (begin % 2) {
+            ++begin;
+          } else {
+            --end;
+          }
+        }
+      }
+      if (begin < end)
+        runs[count++] = {values + begin / depth * step_elems, g * kGroup + begin, (end - begin) / depth};
     }
     return count;
   }
 
-  void gather_queries() {
-    const T* token = static_cast<const T*>(args_.query) + (start_ + tile_.first_query) * args_.query_stride +
-                     int64_t{tile_.kv_head} * group_ * dim_;
-    for (int i = 0; i < tile_.queries; ++i, token += args_.query_stride)
-      for (int g = 0; g < group_; ++g) {
-        Elem* to = query_ + (i * group_ + g) * int64_t{depth_};
-        for (int d = 0; d < depth_; d += kLanes * Math::kDepth) {
-          const vf part = operands<Math>(token + g * dim_ + d, dim_ - d);
-          std::memcpy(to + d, &part, sizeof part);
-        }
-      }
-  }
-
   // Turns a row's scores into weights against its running maximum and rescales what was summed before.
-  void weigh(int row, int64_t from) {
-    const int64_t newest = position_ + row / group_ - from;
+  void weigh(int row) {
+    const int64_t newest = position_ + row / group_;
     const int64_t oldest = args_.sliding_window ? newest - args_.sliding_window + 1 : 0;
-    const int count = chunk_.count;
-    const bool whole = count == kChunk && newest >= kChunk - 1 && oldest <= 0;
-    float* scores = scores_ + row * kChunk;
-    vf s[kChunk / kLanes];
+    const bool whole =
+        chunk_->whole && newest >= chunk_->group[kGroups - 1].position + kGroup - 1 && oldest <= chunk_->group[0].position;
+    const float* scores = scores_ + row * kChunk;
+    constexpr int vectors = kChunk / kLanes, per_group = kGroup / kLanes;
+    const bool scaled = call_.layout.scaled;
+    vf s[vectors];
     vf best_lanes = splat(kNegInf);
-    for (int v = 0; v < kChunk / kLanes; ++v) {
-      if (v * kLanes >= count) {
-        s[v] = splat(kNegInf);
-        continue;
-      }
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
       s[v] = load(scores + v * kLanes);
+      if (scaled) s[v] *= load(key_scales_ + v * kLanes);
       if (args_.softcap != 0.0f) {
         s[v] = tanh(s[v] * (args_.scale / args_.softcap)) * (args_.softcap * kLog2e);
       } else {
         s[v] *= args_.scale * kLog2e;
       }
-      if (!whole) {
-        vi key;
-        for (int i = 0; i < kLanes; ++i) key[i] = v * kLanes + i;
-        const int last = static_cast<int>(std::min<int64_t>(newest, count - 1));
-        const int first = static_cast<int>(std::clamp<int64_t>(oldest, 0, kChunk));
-        s[v] = select((key <= last) & (key >= first), s[v], splat(kNegInf));
-      }
+      if (!whole) s[v] = select(seen(v / per_group, v % per_group * kLanes, oldest, newest), s[v], splat(kNegInf));
       best_lanes = max(s[v], best_lanes);
     }
     const float best = std::max(top_[row], max(best_lanes));
@@ -410,12 +534,25 @@ class TilePass {
     // Nothing to see here, or nothing but NaN, which must come out as NaN: any finite base will do.
     const float base = best == kNegInf ? 0.0f : best;
     vf sum = load(sums_ + row * kLanes);
-    for (int v = 0; v < kChunk / kLanes; ++v) {
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
       s[v] = exp2_nonpositive(s[v] - base);
       sum += s[v];
+      if (scaled) s[v] *= load(value_scales_ + v * kLanes);
       store(weights_ + row * kChunk + v * kLanes, s[v]);
     }
     store(sums_ + row * kLanes, sum);
+  }
+
+  // Which of the lanes from `lane` on are keys between two positions.
+  vi seen(int g, int lane, int64_t oldest, int64_t newest) const {
+    if (g >= chunk_->groups) return vi{};
+    const Chunk::Group& group = chunk_->group[g];
+    const int begin = static_cast<int>(std::clamp<int64_t>(oldest - group.position, group.begin, kGroup));
+    const int end = static_cast<int>(std::clamp<int64_t>(newest - group.position + 1, 0, group.end));
+    vi lanes;
+    for (int i = 0; i < kLanes; ++i) lanes[i] = lane + i;
+    return (lanes >= begin) & (lanes < end);
   }
 
   void rescale(int row, float best) {
@@ -428,110 +565,171 @@ class TilePass {
     top_[row] = best;
   }
 
-  void keep(int row, float* partial) const {
-    std::copy(acc_ + int64_t{row} * columns_, acc_ + int64_t{row + 1} * columns_, partial);
-    partial[columns_] = top_[row];
-    partial[columns_ + 1] = sum(load(sums_ + row * kLanes));
+  // Leaves a split's result; who finishes last joins all of them, in their order.
+  void keep() {
+    const int64_t stride = call_.partial_stride(), per_split = rows_ * stride;
+    float* partials = call_.partials + tile_.partials;
+    for (int row = 0; row < rows_; ++row) {
+      float* partial = partials + tile_.split * per_split + row * stride;
+      std::copy(acc_ + int64_t{row} * columns_, acc_ + int64_t{row + 1} * columns_, partial);
+      partial[columns_] = top_[row];
+      partial[columns_ + 1] = sum(load(sums_ + row * kLanes));
+    }
+    if (call_.counters[tile_.counter].fetch_add(1, std::memory_order_acq_rel) + 1 < tile_.splits) return;
+    for (int row = 0; row < rows_; ++row) {
+      const float* part = partials + row * stride;
+      float best = kNegInf, total = 0;
+      for (int s = 0; s < tile_.splits; ++s) best = std::max(best, part[s * per_split + columns_]);
+      float* acc = acc_ + int64_t{row} * columns_;
+      std::fill(acc, acc + columns_, 0.0f);
+      for (int s = 0; s < tile_.splits; ++s) {
+        const float* p = part + s * per_split;
+        const float factor = best == kNegInf ? 1.0f : exp2_nonpositive(splat(p[columns_] - best))[0];
+        total += p[columns_ + 1] * factor;
+        for (int d = 0; d < columns_; d += kLanes) store(acc + d, load(acc + d) + load(p + d) * factor);
+      }
+      with_type(args_.dtype, [&](auto* type) { finish(static_cast<decltype(type)>(args_.out), row, acc, total); });
+    }
   }
 
-  void finish(int row) const {
+  template <typename T>
+  void finish(T* out, int row, const float* acc, float weight) const {
     const int64_t token = start_ + tile_.first_query + row / group_;
-    T* to = static_cast<T*>(args_.out) + (token * args_.num_heads + tile_.kv_head * group_ + row % group_) * dim_;
-    const float weight = sum(load(sums_ + row * kLanes)), inverse = weight > 0 ? 1.0f / weight : 0.0f;
-    const float* acc = acc_ + int64_t{row} * columns_;
+    T* to = out + (token * args_.num_heads + tile_.kv_head * group_ + row % group_) * dim_;
+    const float inverse = weight > 0 ? 1.0f / weight : 0.0f;
     int d = 0;
     for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(acc + d) * inverse);
     for (; d < dim_; ++d) to[d] = from_float<T>(acc[d] * inverse);
   }
 
+  const Call& call_;
   const AttentionArgs& args_;
   const Tile& tile_;
   const int group_, dim_, depth_, columns_, rows_;
   const int64_t start_;     // the request's first query
   const int64_t position_;  // of the tile's first query in its sequence
-  Elem* query_;             // [rows, depth]
+  Left* query_;             // [rows, depth]
   float* acc_;              // [rows, columns]
   float* scores_;           // [rows, kChunk]
-  Elem* weights_;           // [rows, kChunk]
+  Left* weights_;           // [rows, kChunk]
   float* top_;              // [rows], in base 2
   float* sums_;             // [rows, kLanes]
-  Chunk<Math, T> chunk_;
-  Ahead<T> ahead_;
+  Right *keys_, *values_;   // of the chunk, where pages cannot be used as they are
+  Right* edges_;            // [2][dim][kDepth]
+  float *key_scales_, *value_scales_;
+  const Chunk* chunk_;
+  Ahead ahead_keys_, ahead_values_;
 };
 
-// Joins the splits of one decode tile (one query).
-template <typename T>
-void merge(const AttentionArgs& args, const Tile& tile, const float* partials) {
-  const int group = args.num_heads / args.num_kv_heads, dim = args.head_size;
-  const int columns = static_cast<int>(round_up(dim, kLanes));
-  const int64_t stride = partial_stride(dim), per_split = group * stride;
-  const int64_t token = args.query_start[tile.request] + tile.first_query;
-  std::vector<float> out(columns);
-  for (int g = 0; g < group; ++g) {
-    const float* part = partials + g * stride;
-    float best = kNegInf, total = 0;
-    for (int s = 0; s < tile.splits; ++s) best = std::max(best, part[s * per_split + columns]);
-    std::fill(out.begin(), out.end(), 0.0f);
-    for (int s = 0; s < tile.splits; ++s) {
-      const float* p = part + s * per_split;
-      const float factor = best == kNegInf ? 1.0f : exp2_nonpositive(splat(p[columns] - best))[0];
-      total += p[columns + 1] * factor;
-      for (int d = 0; d < columns; d += kLanes) store(&out[d], load(&out[d]) + load(p + d) * factor);
-    }
-    const float inverse = total > 0 ? 1.0f / total : 0.0f;
-    T* to = static_cast<T*>(args.out) + (token * args.num_heads + tile.kv_head * group + g) * dim;
-    for (int d = 0; d < dim; ++d) to[d] = from_float<T>(out[d] * inverse);
-  }
-}
+// ---- a call ------------------------------------------------------------------------------------
 
 // How a row's keys are split depends on the row alone, so that its result changes neither with the number of threads
-// nor with the other rows of the batch.
-inline std::vector<Tile> plan(const AttentionArgs& args) {
-  std::vector<Tile> tiles;
+// nor with the other rows of the batch. The longest tiles of a request come first.
+inline void plan(const AttentionArgs& args, int64_t per_split, std::vector<Tile>& tiles, int64_t& floats,
+                 int64_t& counters) {
+  tiles.clear();
+  floats = counters = 0;
   const int queries_per_tile = std::max(1, kTileRows / (args.num_heads / args.num_kv_heads));
   for (int32_t r = 0; r < args.num_requests; ++r) {
     const int64_t count = args.query_start[r + 1] - args.query_start[r], offset = args.seq_lens[r] - count;
-    for (int32_t h = 0; h < args.num_kv_heads; ++h) {
-      for (int64_t first = 0; first < count; first += queries_per_tile) {
-        const int32_t queries = static_cast<int32_t>(std::min<int64_t>(queries_per_tile, count - first));
-        const int64_t end = offset + first + queries;
-        const int64_t begin = args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
-        const int64_t splits = count == 1 ? std::max<int64_t>(1, (end - begin) / kSplitKeys) : 1;
-        const int64_t chunks = (end - begin + kChunk - 1) / kChunk;
-        for (int64_t s = 0; s < splits; ++s) {
-          const int64_t from = begin + chunks * s / splits * kChunk;
-          const int64_t to = s + 1 == splits ? end : begin + chunks * (s + 1) / splits * kChunk;
-          tiles.push_back({r, h, first, queries, from, to, static_cast<int32_t>(s), static_cast<int32_t>(splits)});
-        }
+    for (int64_t left = count; left > 0;) {
+      const int64_t first = (left - 1) / queries_per_tile * queries_per_tile;
+      const int32_t queries = static_cast<int32_t>(left - first);
+      left = first;
+      const int64_t end = offset + first + queries;
+      const int64_t begin = args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
+      const int64_t base = begin / kGroup * kGroup, groups = (end - base + kGroup - 1) / kGroup;
+      const int64_t splits = count == 1 ? std::max<int64_t>(1, groups * kGroup / kSplitKeys) : 1;
+      // Heads of the same keys follow each other: what the hardware read beyond one head's is the next one's.
+      for (int64_t s = 0; s < splits; ++s)
+        for (int32_t h = 0; h < args.num_kv_heads; ++h)
+          tiles.push_back({r, h, first, queries, s ? base + groups * s / splits * kGroup : begin,
+                           s + 1 < splits ? base + groups * (s + 1) / splits * kGroup : end, static_cast<int32_t>(s),
+                           static_cast<int32_t>(splits), floats + h * splits * per_split, counters + h});
+      if (splits > 1) {
+        floats += args.num_kv_heads * splits * per_split;
+        counters += args.num_kv_heads;
       }
     }
   }
-  return tiles;
 }
 
-template <typename T>
-void run(const AttentionArgs& args) {
-  const std::vector<Tile> tiles = plan(args);
-  const int64_t count = static_cast<int64_t>(tiles.size());
-  const int64_t per_split = args.num_heads / args.num_kv_heads * partial_stride(args.head_size);
-  std::vector<int64_t> place(count);
-  int64_t used = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    place[i] = used;
-    if (tiles[i].splits > 1) used += per_split;
+// Tells threads what to do next: first the writing of new tokens, then the tiles, which begin when all is written.
+class Queue {
+ public:
+  Queue(const Call& call, const std::vector<Tile>& tiles) : call_(call), tiles_(tiles) {
+    const AttentionArgs& args = call.args;
+    items_ = args.new_tokens * args.num_kv_heads;
+    per_write_ = 1 + 2048 / args.head_size;
+    writes_ = (items_ + per_write_ - 1) / per_write_;
   }
-  std::vector<float> partials(used);
-  // Interleave: neighbouring tiles cost alike, so giving lane t the tiles t, t + lanes, … balances the load.
-  const int64_t lanes = std::min<int64_t>(count, 4 * num_threads());
-  parallel_for(lanes, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t i = t; i < count; i += lanes) {
-        const Tile* following = i + lanes < count ? &tiles[i + lanes] : nullptr;
-        TilePass<T>(args, tiles[i]).run(following, partials.data() + place[i]);
-      }
+
+  template <typename M>
+  void drain() {
+    int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+    for (; i < writes_; i = next_.fetch_add(1, std::memory_order_relaxed)) {
+      write(i);
+      written_.fetch_add(1, std::memory_order_release);
+    }
+    for (int spins = 0; written_.load(std::memory_order_acquire) < writes_; ++spins)
+      if (spins > 1000) std::this_thread::yield();
+    // Each thread takes its next tile before it begins one, to ask for its memory in time.
+    const Tile* tile = at(i - writes_);
+    while (tile) {
+      const Tile* following = at(next_.fetch_add(1, std::memory_order_relaxed) - writes_);
+      TilePass<M>(call_, *tile).run(following);
+      tile = following;
+    }
+  }
+
+ private:
+  const Tile* at(int64_t i) const { return i < static_cast<int64_t>(tiles_.size()) ? &tiles_[i] : nullptr; }
+
+  void write(int64_t part) const {
+    const AttentionArgs& args = call_.args;
+    with_type(args.dtype, [&](auto* type) {
+      for (int64_t i = part * per_write_; i < std::min(items_, (part + 1) * per_write_); ++i)
+        kv::write<std::remove_pointer_t<decltype(type)>>(args, call_.layout, i / args.num_kv_heads,
+                                                         static_cast<int>(i % args.num_kv_heads));
+    });
+  }
+
+  const Call& call_;
+  const std::vector<Tile>& tiles_;
+  int64_t items_, per_write_, writes_;
+  std::atomic<int64_t> next_{0}, written_{0};
+};
+
+template <typename M>
+void run_as(const AttentionArgs& args) {
+  Call call(args);
+  thread_local std::vector<Tile> tiles;
+  thread_local Arena arena;
+  int64_t floats, counters;
+  plan(args, call.group * call.partial_stride(), tiles, floats, counters);
+  arena.reserve(floats * 4 + counters * sizeof(std::atomic<int32_t>) + 128);
+  call.partials = arena.take<float>(floats);
+  call.counters = arena.take<std::atomic<int32_t>>(counters);
+  for (int64_t i = 0; i < counters; ++i) new (&call.counters[i]) std::atomic<int32_t>(0);
+  int64_t work = 2 * args.new_tokens * args.num_kv_heads;
+  for (const Tile& tile : tiles) work += (tile.key_end - tile.key_begin) * tile.queries * call.group;
+  Queue queue(call, tiles);
+  const int64_t threads = work * args.head_size < 32768 ? 1 : num_threads();
+  parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) queue.drain<M>();
   });
-  for (int64_t i = 0; i < count; ++i)
-    if (tiles[i].splits > 1 && tiles[i].split == 0) merge<T>(args, tiles[i], partials.data() + place[i]);
+}
+
+inline void run(const AttentionArgs& args) {
+  switch (args.kv_type) {
+    case KVType::f32: return run_as<Math<float, float>>(args);
+    case KVType::f16: return run_as<Math<float, fp16>>(args);
+    default:
+#if defined(__AVX512BF16__)
+      if (args.dtype == DType::bf16) return run_as<Math<bf16, bf16>>(args);
+#endif
+      return run_as<Math<float, bf16>>(args);
+  }
 }
 
 }  // namespace KERNELS::attention
