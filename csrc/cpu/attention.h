@@ -2,8 +2,7 @@
 //
 // A tile is some queries of a request times the query heads of one key head ("rows"), against a range of keys. Pages
 // are kept as the products want them (kv_cache.h), so that a tile reads each page once, whatever its rows; a chunk of
-// 8-bit elements is widened first. The two products of a chunk, multiply_keys and multiply_values, are all that an
-// instruction set with matrix tiles would have to replace.
+// 8-bit elements is widened first.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention_products.h"
 #include "kernels.h"
 #include "kv_cache.h"
 #include "simd.h"
@@ -27,199 +27,13 @@ namespace KERNELS::attention {
 using namespace simd;
 using kv::kGroup;
 
-constexpr int kTileRows = 48;     // rows that share a pass over the keys
-constexpr int kGroups = 4;        // of keys, in a chunk
-constexpr int kChunk = kGroups * kGroup;
+constexpr int kTileRows = kHasMatrixTiles ? 64 : 48;   // rows that share a pass over the keys
 constexpr int kSplitKeys = 128;   // keys of a decoding row that one tile takes
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504f;
-#if defined(__AVX512F__)
-constexpr int kStripRows = 6, kStripVectors = 4;  // 24 accumulators of 32 registers
-#else
-constexpr int kStripRows = 4, kStripVectors = 2;  // 8 of 16
-#endif
+constexpr int kVectorRows = 4;    // so few rows are as quick without matrix tiles
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// ---- products ----------------------------------------------------------------------------------
-
-// How products are computed. Left: what queries and weights are kept as; Right: keys and values in pages; kDepth:
-// neighbouring terms of a sum that one step takes.
-template <typename L, typename R>
-struct Math {  // float × float or fp16
-  using Left = L;
-  using Right = R;
-  using Operand = vf;
-  static constexpr int kDepth = 1;
-  static Operand read(const R* b) { return load(b); }
-  static vf step(vf sum, const float* a, Operand b) { return sum + *a * b; }
-};
-template <>
-struct Math<float, bf16> {
-  using Left = float;
-  using Right = bf16;
-  struct Operand {
-    vf even, odd;
-  };
-  static constexpr int kDepth = 2;
-  static Operand read(const bf16* b) {
-    vu raw;
-    std::memcpy(&raw, b, sizeof raw);
-    return {kv::cast_bits<vf>(raw << 16), kv::cast_bits<vf>(raw & 0xffff0000u)};
-  }
-  static vf step(vf sum, const float* a, Operand b) { return sum + a[0] * b.even + a[1] * b.odd; }
-};
-#if defined(__AVX512BF16__)
-template <>
-struct Math<bf16, bf16> {
-  using Left = bf16;
-  using Right = bf16;
-  using Operand = __m512i;
-  static constexpr int kDepth = 2;
-  static Operand read(const bf16* b) {
-    Operand x = _mm512_loadu_si512(b);
-    asm("" : "+v"(x));  // the compiler would load it anew for every row
-    return x;
-  }
-  static vf step(vf sum, const bf16* a, Operand b) {
-    int32_t pair;
-    std::memcpy(&pair, a, 4);
-    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)_mm512_set1_epi32(pair));
-  }
-};
-#endif
-
-// Asks for the memory of the next chunk, a line of each group at a time. Pages lie anywhere, so the hardware cannot
-// foresee them; and only a few requests can be under way at once, so they are spread between the arithmetic.
-struct Ahead {
-  const char* groups[kGroups];
-  int64_t at = 0, size = 0;  // bytes of each: asked for so far, and in all
-
-  void ask() {
-    if (at >= size) return;
-    for (const char* group : groups) __builtin_prefetch(group + at, 0, PFL);
-    at += 64;
-  }
-};
-
-// Left operands of some rows.
-template <typename Left>
-struct Rows {
-  const Left* at;
-  int64_t stride;
-  int count;
-};
-
-// Calls f with every strip of rows: f(row, an integral_constant of how many).
-template <int R = kStripRows, typename F>
-void for_strips(int rows, const F& f, int row = 0) {
-  for (; rows - row >= R; row += R) f(row, std::integral_constant<int, R>());
-  if constexpr (R > 1)
-    if (row < rows) for_strips<R - 1>(rows, f, row);
-}
-
-// The strip of multiply_keys with R rows and kStripVectors vectors of keys.
-template <typename M, int R>
-void multiply_keys_strip(Ahead& shared, const typename M::Left* rows, int64_t stride,
-                         const typename M::Right* const* keys, int depth, float* scores) {
-  Ahead ahead = shared;  // in registers
-  vf sums[R][kStripVectors];
-  for (auto& row : sums)
-    for (vf& sum : row) sum = vf{};
-  for (int d = 0, at = 0; d < depth; d += M::kDepth, at += kGroup * M::kDepth) {
-    ahead.ask();
-    typename M::Operand b[kStripVectors];
-    for (int v = 0; v < kStripVectors; ++v) b[v] = M::read(keys[v] + at);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < kStripVectors; ++v) sums[r][v] = M::step(sums[r][v], rows + r * stride + d, b[v]);
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kStripVectors; ++v) store(scores + r * kChunk + v * kLanes, sums[r][v]);
-  shared.at = ahead.at;
-}
-
-// scores[rows][kChunk] = rows · keys. groups: transposed keys, [depth / kDepth][kGroup][kDepth].
-template <typename M>
-void multiply_keys(Ahead& ahead, const Rows<typename M::Left>& rows, const typename M::Right* const* groups, int depth,
-                   float* scores) {
-  constexpr int per_group = kGroup / kLanes;
-  for (int first = 0; first < kGroups * per_group; first += kStripVectors) {
-    const typename M::Right* keys[kStripVectors];
-    for (int v = 0; v < kStripVectors; ++v)
-      keys[v] = groups[(first + v) / per_group] + (first + v) % per_group * kLanes * M::kDepth;
-    for_strips(rows.count, [&](int row, auto size) {
-      constexpr int R = decltype(size)::value;
-      multiply_keys_strip<M, R>(ahead, rows.at + row * rows.stride, rows.stride, keys, depth,
-                                scores + row * kChunk + first * kLanes);
-    });
-  }
-}
-
-// Values of neighbouring keys: [steps][columns][kDepth], for the weights from `lane` on.
-template <typename Right>
-struct Run {
-  const Right* at;
-  int lane, steps;
-};
-
-// The strip of multiply_values with V vectors of columns, of which the last has `last` columns.
-template <typename M, int V, bool kWhole>
-void multiply_values_strip(Ahead& shared, const Rows<typename M::Left>& rows, const Run<typename M::Right>* runs,
-                           int num_runs, int64_t row_elems, int last, float* sums_out, int64_t sums_stride) {
-  for_strips(rows.count, [&](int row, auto size) {
-    constexpr int R = decltype(size)::value;
-    float* out = sums_out + row * sums_stride;
-    Ahead ahead = shared;  // in registers
-    vf sums[R][V];
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sums[r][v] = load(out + r * sums_stride + v * kLanes);
-    for (const Run<typename M::Right>* run = runs; run != runs + num_runs; ++run) {
-      const typename M::Right* values = run->at;
-      const typename M::Left* a = rows.at + row * rows.stride + run->lane;
-      for (int s = 0; s < run->steps; ++s, values += row_elems, a += M::kDepth) {
-        ahead.ask();
-        typename M::Operand b[V];
-        for (int v = 0; v < V; ++v) {
-          const typename M::Right* from = values + v * kLanes * M::kDepth;
-          if constexpr (kWhole) {
-            b[v] = M::read(from);
-          } else {
-            typename M::Right part[kLanes * M::kDepth] = {};
-            std::memcpy(part, from, last * M::kDepth * sizeof part[0]);
-            b[v] = M::read(part);
-          }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int v = 0; v < V; ++v) sums[r][v] = M::step(sums[r][v], a + r * rows.stride, b[v]);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) store(out + r * sums_stride + v * kLanes, sums[r][v]);
-    shared.at = ahead.at;
-  });
-}
-
-// sums[rows][sums_stride] += rows · values. rows: weights, [kChunk] each.
-template <typename M>
-void multiply_values(Ahead& ahead, const Rows<typename M::Left>& rows, const Run<typename M::Right>* runs,
-                     int num_runs, int columns, float* sums, int64_t sums_stride) {
-  const int64_t row_elems = int64_t{columns} * M::kDepth;
-  Run<typename M::Right> from[2 * kGroups];
-  int column = 0;
-  const auto strip = [&](auto vectors, auto whole) {
-    for (int i = 0; i < num_runs; ++i) from[i] = {runs[i].at + column * M::kDepth, runs[i].lane, runs[i].steps};
-    multiply_values_strip<M, decltype(vectors)::value, decltype(whole)::value>(
-        ahead, rows, from, num_runs, row_elems, columns - column, sums + column, sums_stride);
-    column += decltype(vectors)::value * kLanes;
-  };
-  while (columns - column >= kStripVectors * kLanes) strip(std::integral_constant<int, kStripVectors>(), std::true_type());
-  while (columns - column >= kLanes) strip(std::integral_constant<int, 1>(), std::true_type());
-  if (column < columns) strip(std::integral_constant<int, 1>(), std::false_type());
-}
 
 // ---- tiles -------------------------------------------------------------------------------------
 
@@ -288,16 +102,16 @@ struct Chunk {
     int width;         // keys of the group in the page
     const char *keys, *values;
     const float *key_scales, *value_scales;
-  } group[kGroups];
+  } group[kMatrixGroups];
 };
 
-// Keys of a tile from the place where `chunk` ends.
-inline void advance(const Call& call, const Tile& tile, Chunk& chunk) {
+// Keys of a tile from the place where `chunk` ends, in at most so many groups.
+inline void advance(const Call& call, const Tile& tile, int groups, Chunk& chunk) {
   const AttentionArgs& args = call.args;
   const kv::Layout& layout = call.layout;
   const int32_t* table = args.block_table + tile.request * args.table_stride;
   chunk.whole = true;
-  for (chunk.groups = 0; chunk.groups < kGroups && chunk.behind < tile.key_end;) {
+  for (chunk.groups = 0; chunk.groups < groups && chunk.behind < tile.key_end;) {
     Chunk::Group& group = chunk.group[chunk.groups++];
     const int first = chunk.key / kGroup * kGroup;
     group.position = chunk.behind - (chunk.key - first);
@@ -318,45 +132,49 @@ inline void advance(const Call& call, const Tile& tile, Chunk& chunk) {
       ++chunk.block;
     }
   }
-  chunk.whole = chunk.whole && chunk.groups == kGroups;
+  chunk.whole = chunk.whole && chunk.groups == groups;
 }
 
-inline void begin(const Call& call, const Tile& tile, Chunk& chunk) {
+inline void begin(const Call& call, const Tile& tile, int groups, Chunk& chunk) {
   chunk.behind = tile.key_begin;
   chunk.block = tile.key_begin / call.args.block_size;
   chunk.key = static_cast<int>(tile.key_begin % call.args.block_size);
-  advance(call, tile, chunk);
+  advance(call, tile, groups, chunk);
 }
 
-template <typename M>
+// kMatrix: by matrix tiles.
+template <typename M, bool kMatrix>
 class TilePass {
   using Left = typename M::Left;
   using Right = typename M::Right;
+  static constexpr int kGroups = kMatrix ? kMatrixGroups : attention::kGroups, kChunk = kGroups * kGroup;
 
  public:
-  TilePass(const Call& call, const Tile& tile)
+  // matrices: what a level has of matrix tiles, ready for this thread.
+  TilePass(const Call& call, const Tile& tile, MatrixTiles& matrices)
       : call_(call),
         args_(call.args),
         tile_(tile),
         group_(call.group),
         dim_(call.args.head_size),
-        depth_(static_cast<int>(round_up(dim_, kLanes))),
         columns_(call.columns),
         rows_(tile.queries * group_),
+        depth_(static_cast<int>(round_up(dim_, kMatrix ? kMatrixInputs : kLanes))),
+        matrices_(matrices),
         start_(args_.query_start[tile.request]),
         position_(args_.seq_lens[tile.request] - (args_.query_start[tile.request + 1] - start_) + tile.first_query) {
     thread_local Arena arena;
-    const size_t rows = rows_, line = 64;
+    const size_t rows = kMatrix ? round_up(rows_, kMatrixRows) : rows_, line = 64;
     arena.reserve(rows * (depth_ * sizeof(Left) + columns_ * 4 + kChunk * (4 + sizeof(Left)) + 4 + kLanes * 4) +
-                  (2 * kChunk + 2 * M::kDepth) * depth_ * sizeof(Right) + 2 * kChunk * 4 + 16 * line);
+                  (2 * kChunk + 2 * M::kDepth) * std::max(depth_, columns_) * sizeof(Right) + 2 * kChunk * 4 + 16 * line);
     query_ = arena.take<Left>(rows * depth_);
     acc_ = arena.take<float>(rows * columns_);
     scores_ = arena.take<float>(rows * kChunk);
     weights_ = arena.take<Left>(rows * kChunk);
     top_ = arena.take<float>(rows);
     sums_ = arena.take<float>(rows * kLanes);
-    keys_ = arena.take<Right>(kChunk * dim_);
-    values_ = arena.take<Right>(kChunk * dim_);
+    keys_ = arena.take<Right>(kChunk * depth_);
+    values_ = arena.take<Right>(kChunk * columns_);
     edges_ = arena.take<Right>(2 * M::kDepth * dim_);
     key_scales_ = arena.take<float>(kChunk);
     value_scales_ = arena.take<float>(kChunk);
@@ -365,12 +183,16 @@ class TilePass {
   // following: the tile this thread turns to next, if any.
   void run(const Tile* following) {
     with_type(args_.dtype, [&](auto* type) { gather_queries<std::remove_pointer_t<decltype(type)>>(); });
+    if (kMatrix) {
+      std::fill(keys_, keys_ + (depth_ > dim_ ? kChunk * depth_ : 0), Right{});
+      std::fill(values_, values_ + (columns_ > dim_ ? kChunk * columns_ : 0), Right{});
+    }
     std::fill(acc_, acc_ + int64_t{rows_} * columns_, 0.0f);
     std::fill(top_, top_ + rows_, kNegInf);
     std::fill(sums_, sums_ + int64_t{rows_} * kLanes, 0.0f);
     Chunk chunks[2];
     int current = 0;
-    for (begin(call_, tile_, chunks[0]); chunks[current].groups; current ^= 1) {
+    for (begin(call_, tile_, kGroups, chunks[0]); chunks[current].groups; current ^= 1) {
       Chunk& next = chunks[current ^ 1];
       chunk_ = &chunks[current];
       next.groups = 0;
@@ -378,23 +200,21 @@ class TilePass {
         next.behind = chunk_->behind;
         next.block = chunk_->block;
         next.key = chunk_->key;
-        advance(call_, tile_, next);
+        advance(call_, tile_, kGroups, next);
         look_ahead(next);
       } else if (following) {
         Chunk theirs;
-        begin(call_, *following, theirs);
+        begin(call_, *following, kGroups, theirs);
         look_ahead(theirs);
       } else {
         look_ahead(next);
       }
       const Right* keys[kGroups];
-      Run<Right> runs[2 * kGroups];
       lay_out_keys(keys);
-      multiply_keys<M>(ahead_keys_, {query_, depth_, rows_}, keys, dim_, scores_);
+      multiply_keys(keys);
       if (call_.layout.scaled) lay_out_scales();
       for (int i = 0; i < rows_; ++i) weigh(i);
-      const int num_runs = lay_out_values(runs);
-      multiply_values<M>(ahead_values_, {weights_, kChunk, rows_}, runs, num_runs, dim_, acc_, columns_);
+      multiply_values();
     }
     if (tile_.splits == 1) {
       with_type(args_.dtype, [&](auto* type) {
@@ -432,6 +252,7 @@ class TilePass {
       int d = 0;
       for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(head + d));
       for (; d < dim_; ++d) to[d] = from_float<Left>(to_float(head[d]));
+      if (kMatrix) std::fill(to + dim_, to + depth_, Left{});
     }
   }
 
@@ -441,14 +262,14 @@ class TilePass {
     const int depth = M::kDepth;
     for (int g = 0; g < kGroups; ++g) {
       const Chunk::Group& group = chunk_->group[std::min(g, chunk_->groups - 1)];
-      keys[g] = keys_ + int64_t{g} * kGroup * dim_;
+      Right* to = keys_ + int64_t{g} * kGroup * (kMatrix ? depth_ : dim_);
+      keys[g] = to;
       if (g >= chunk_->groups) {
         keys[g] = keys[g - 1];
-      } else if (group.width == kGroup && layout.item == sizeof(Right)) {
+      } else if (group.width == kGroup && layout.item == sizeof(Right) && !(kMatrix && depth_ > dim_)) {
         keys[g] = reinterpret_cast<const Right*>(group.keys);
       } else {
         const int together = group.width == kGroup ? kGroup * dim_ : group.width * depth;
-        Right* to = keys_ + int64_t{g} * kGroup * dim_;
         for (int i = 0, row = 0; i < group.width * dim_; i += together, ++row)
           kv::expand(layout.type, group.keys + int64_t{i} * layout.item, to + row * kGroup * depth, together);
       }
@@ -504,6 +325,48 @@ class TilePass {
         runs[count++] = {values + begin / depth * step_elems, g * kGroup + begin, (end - begin) / depth};
     }
     return count;
+  }
+
+  void multiply_keys(const Right* const* keys) {
+    const Rows<Left> queries{query_, depth_, rows_};
+    if constexpr (kMatrix) {
+      attention::multiply_keys(matrices_, queries, keys, chunk_->groups, depth_, scores_);
+    } else {
+      attention::multiply_keys<M>(ahead_keys_, queries, keys, dim_, scores_);
+    }
+  }
+
+  void multiply_values() {
+    const Rows<Left> weights{weights_, kChunk, rows_};
+    if constexpr (kMatrix) {
+      copy_values();
+      attention::multiply_values(matrices_, weights, values_, chunk_->groups, columns_, acc_);
+    } else {
+      Run<Right> runs[2 * kGroups];
+      const int num_runs = lay_out_values(runs);
+      attention::multiply_values<M>(ahead_values_, weights, runs, num_runs, dim_, acc_, columns_);
+    }
+  }
+
+  // The values of the chunk in one piece for matrix tiles, [kChunk / 2][columns][2], zero where no key of the tile is.
+  void copy_values() {
+    for (int g = 0; g < kGroups; ++g) {
+      const Chunk::Group& group = chunk_->group[g];
+      const bool used = g < chunk_->groups;
+      Right* to = values_ + int64_t{g} * kGroup * columns_;
+      for (int pair = 0; pair < kGroup / 2; ++pair, to += 2 * columns_) {
+        const bool first = used && 2 * pair >= group.begin && 2 * pair < group.end;
+        const bool second = used && 2 * pair + 1 >= group.begin && 2 * pair + 1 < group.end;
+        if (first || second) {
+          const int64_t at = int64_t{pair} * 2 * dim_ * call_.layout.item;
+          kv::expand(call_.layout.type, group.values + at, to, 2 * dim_);
+          if (first && second) continue;
+          for (int d = 0; d < dim_; ++d) to[2 * d + first] = Right{};
+        } else {
+          std::fill(to, to + 2 * dim_, Right{});
+        }
+      }
+    }
   }
 
   // Turns a row's scores into weights against its running maximum and rescales what was summed before.
@@ -605,7 +468,9 @@ class TilePass {
   const Call& call_;
   const AttentionArgs& args_;
   const Tile& tile_;
-  const int group_, dim_, depth_, columns_, rows_;
+  const int group_, dim_, columns_, rows_;
+  const int depth_;   // head size as the products take it
+  MatrixTiles& matrices_;
   const int64_t start_;     // the request's first query
   const int64_t position_;  // of the tile's first query in its sequence
   Left* query_;             // [rows, depth]
@@ -675,14 +540,23 @@ class Queue {
       if (spins > 1000) std::this_thread::yield();
     // Each thread takes its next tile before it begins one, to ask for its memory in time.
     const Tile* tile = at(i - writes_);
+    MatrixTiles matrices;
     while (tile) {
       const Tile* following = at(next_.fetch_add(1, std::memory_order_relaxed) - writes_);
-      TilePass<M>(call_, *tile).run(following);
+      run<M>(*tile, following, matrices);
       tile = following;
     }
   }
 
  private:
+  template <typename M>
+  void run(const Tile& tile, const Tile* following, MatrixTiles& matrices) const {
+    if constexpr (kHasMatrixTiles && std::is_same_v<typename M::Left, bf16>)
+      if (tile.queries * call_.group > kVectorRows)
+        return TilePass<M, true>(call_, tile, matrices).run(following);
+    TilePass<M, false>(call_, tile, matrices).run(following);
+  }
+
   const Tile* at(int64_t i) const { return i < static_cast<int64_t>(tiles_.size()) ? &tiles_[i] : nullptr; }
 
   void write(int64_t part) const {
