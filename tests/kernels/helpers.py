@@ -30,3 +30,10 @@ def empty_cache(
     if dtype.itemsize > 1:
         return torch.full(shape, float("nan"), dtype=dtype)
     return torch.full(shape, 0xFF, dtype=torch.uint8).view(dtype)
+
+
+STORED = [
+    *((dtype, False) for dtype in DTYPES),
+    *((torch.float8_e4m3fn, False), (torch.float8_e5m2, False), (torch.float8_e4m3fn, True), (torch.int8, True)),
+]
+"""What a KV cache can be made of: element type, and whether it keeps a scale per token and head."""

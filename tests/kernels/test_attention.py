@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.kernels.helpers import DTYPES, SPACING, empty_cache
+from tests.kernels.helpers import DTYPES, SPACING, STORED, empty_cache
 from vllm_clone.kernels import reference
 from vllm_clone.kernels.cpu import ops
 
@@ -104,7 +104,7 @@ MIXED = [(1, 1), (1, 17), (5, 5), (0, 0), (20, 33), (1, 40), (7, 48), (3, 64)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32, 64, 128])
 def test_prefill_and_decode_rows_mixed(level, dtype, block_size):
     assert_matches_reference(make_batch(MIXED, block_size=block_size, dtype=dtype))
 
@@ -143,6 +143,39 @@ def test_softcap(level, softcap):
 @pytest.mark.parametrize("length", [255, 256, 511, 512, 513, 2048, 2051])
 def test_decoding_behind_a_long_context(level, dtype, block_size, length):
     assert_matches_reference(make_batch([(1, length)], block_size=block_size, dtype=dtype, heads=3, kv_heads=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize(("stored", "scaled"), STORED)
+@pytest.mark.parametrize(("size", "block_size"), [(64, 16), (40, 8), (128, 32)])
+def test_caches_of_other_types_than_the_queries(level, dtype, stored, scaled, size, block_size):
+    batch = make_batch(
+        [*MIXED, (1, 700)], dtype=dtype, cache_dtype=stored, scaled=scaled, size=size, block_size=block_size
+    )
+    # Scales follow the weights of values, which bfloat16 products round.
+    assert_matches_reference(batch, loss=2e-2 if dtype == BF16 else 1e-5)
+
+
+@pytest.mark.parametrize(("stored", "scaled"), STORED[3:])
+def test_windows_over_eight_bits(level, stored, scaled):
+    batch = make_batch(MIXED, cache_dtype=stored, scaled=scaled, window=9, dtype=BF16)
+    assert_matches_reference(batch, sliding_window=9, softcap=20.0, loss=2e-2)
+
+
+@pytest.mark.parametrize(("stored", "bound"), [(torch.int8, 0.01), (torch.float8_e4m3fn, 0.04)])
+def test_scaled_bytes_lose_little(level, stored, bound):
+    exact = make_batch([(40, 90), (1, 500)])
+    exact.keys *= 1000  # far beyond the numbers of the type
+    exact.q /= 1000
+    stored_batch = replace(exact, cache_dtype=stored, scaled=True)
+    error = (stored_batch.attend() - exact.attend()).abs().max()
+    assert 0 < error < bound * exact.values.abs().max()
+
+
+@pytest.mark.parametrize("count", [2, 5, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_few_queries_behind_a_long_context(level, count, dtype):
+    assert_matches_reference(make_batch([(count, 1700), (count, 40)], heads=6, kv_heads=2, dtype=dtype))
 
 
 def test_a_long_prefill(level):

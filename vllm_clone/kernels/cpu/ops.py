@@ -290,7 +290,7 @@ def _page_facts(kv_cache: torch.Tensor, size: int) -> tuple[int, bool]:
     _, pair, heads, block_size, width = kv_cache.shape
     scaled = kv_cache.element_size() == 1 and width == size + SCALE_BYTES
     _require(pair == 2 and heads > 0 and (width == size or scaled), "cache: wrong shape")
-    _require(block_size > 0 and block_size % 8 == 0, "cache: blocks must hold a multiple of 8 tokens")
+    _require(block_size > 0 and block_size % 2 == 0, "cache: blocks must hold an even number of tokens")
     _require(size % 2 == 0 and size <= MAX_HEAD_SIZE, f"cache: head sizes are even, up to {MAX_HEAD_SIZE}")
     _require(scaled or kv_cache.dtype != torch.int8, "cache: int8 needs scales")
     return _KV_TYPES[kv_cache.dtype], scaled
