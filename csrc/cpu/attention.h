@@ -27,11 +27,11 @@ namespace KERNELS::attention {
 using namespace simd;
 using kv::kGroup;
 
-constexpr int kTileRows = kHasMatrixTiles ? 64 : 48;   // rows that share a pass over the keys
-constexpr int kSplitKeys = 128;   // keys of a decoding row that one tile takes
+constexpr int kTileRows = kHasMatrixTiles ? 64 : 48;  // rows that share a pass over the keys
+constexpr int kSplitKeys = 128;                       // keys that one tile takes at least, where there are few queries
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504f;
-constexpr int kVectorRows = 4;    // so few rows are as quick without matrix tiles
+constexpr int kVectorRows = 8;  // so few rows are as quick without matrix tiles
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -93,7 +93,7 @@ struct Call {
 // Up to kChunk keys, in groups as they lie in pages.
 struct Chunk {
   int groups = 0;
-  bool whole;      // every lane of every group is a key of the tile
+  bool whole;             // every lane of every group is a key of the tile
   int64_t behind, block;  // position after the last key, and the block it is in
   int key;                // and where there
   struct Group {
@@ -160,13 +160,15 @@ class TilePass {
         columns_(call.columns),
         rows_(tile.queries * group_),
         depth_(static_cast<int>(round_up(dim_, kMatrix ? kMatrixInputs : kLanes))),
+        plain_(!call.layout.scaled && args_.softcap == 0.0f && args_.scale > 0.0f),
         matrices_(matrices),
         start_(args_.query_start[tile.request]),
         position_(args_.seq_lens[tile.request] - (args_.query_start[tile.request + 1] - start_) + tile.first_query) {
     thread_local Arena arena;
     const size_t rows = kMatrix ? round_up(rows_, kMatrixRows) : rows_, line = 64;
     arena.reserve(rows * (depth_ * sizeof(Left) + columns_ * 4 + kChunk * (4 + sizeof(Left)) + 4 + kLanes * 4) +
-                  (2 * kChunk + 2 * M::kDepth) * std::max(depth_, columns_) * sizeof(Right) + 2 * kChunk * 4 + 16 * line);
+                  (2 * kChunk + 2 * M::kDepth) * std::max(depth_, columns_) * sizeof(Right) + 2 * kChunk * 4 +
+                  16 * line);
     query_ = arena.take<Left>(rows * depth_);
     acc_ = arena.take<float>(rows * columns_);
     scores_ = arena.take<float>(rows * kChunk);
@@ -213,7 +215,10 @@ class TilePass {
       lay_out_keys(keys);
       multiply_keys(keys);
       if (call_.layout.scaled) lay_out_scales();
-      for (int i = 0; i < rows_; ++i) weigh(i);
+      for (int i = 0; i < rows_; ++i) {
+        weigh(i);
+        if (kMatrix) ask_ahead();
+      }
       multiply_values();
     }
     if (tile_.splits == 1) {
@@ -236,6 +241,14 @@ class TilePass {
       const Chunk::Group& group = next.group[std::min(g, next.groups - 1)];
       ahead_keys_.groups[g] = group.keys;
       ahead_values_.groups[g] = group.values;
+    }
+  }
+
+  // A row's share of what the next chunk needs. Tile loads leave no room for it.
+  void ask_ahead() {
+    for (int64_t asked = 0; asked < ahead_keys_.size; asked += int64_t{64} * rows_) {
+      ahead_keys_.ask();
+      ahead_values_.ask();
     }
   }
 
@@ -321,8 +334,7 @@ class TilePass {
           }
         }
       }
-      if (begin < end)
-        runs[count++] = {values + begin / depth * step_elems, g * kGroup + begin, (end - begin) / depth};
+      if (begin < end) runs[count++] = {values + begin / depth * step_elems, g * kGroup + begin, (end - begin) / depth};
     }
     return count;
   }
@@ -359,7 +371,12 @@ class TilePass {
         const bool second = used && 2 * pair + 1 >= group.begin && 2 * pair + 1 < group.end;
         if (first || second) {
           const int64_t at = int64_t{pair} * 2 * dim_ * call_.layout.item;
-          kv::expand(call_.layout.type, group.values + at, to, 2 * dim_);
+          const char* from = group.values + at;
+          if (call_.layout.item == sizeof(Right) && dim_ == columns_) {
+            for (int d = 0; d < 2 * dim_; d += 2 * kLanes) std::memcpy(to + d, from + 2 * d, 4 * kLanes);
+          } else {
+            kv::expand(call_.layout.type, from, to, 2 * dim_);
+          }
           if (first && second) continue;
           for (int d = 0; d < dim_; ++d) to[2 * d + first] = Right{};
         } else {
@@ -373,38 +390,46 @@ class TilePass {
   void weigh(int row) {
     const int64_t newest = position_ + row / group_;
     const int64_t oldest = args_.sliding_window ? newest - args_.sliding_window + 1 : 0;
-    const bool whole =
-        chunk_->whole && newest >= chunk_->group[kGroups - 1].position + kGroup - 1 && oldest <= chunk_->group[0].position;
-    const float* scores = scores_ + row * kChunk;
+    const bool whole = chunk_->whole && newest >= chunk_->group[kGroups - 1].position + kGroup - 1 &&
+                       oldest <= chunk_->group[0].position;
     constexpr int vectors = kChunk / kLanes, per_group = kGroup / kLanes;
-    const bool scaled = call_.layout.scaled;
     vf s[vectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) s[v] = load(scores_ + row * kChunk + v * kLanes);
+    const float factor = plain_ ? args_.scale * kLog2e : 1.0f;  // makes scores exponents of 2
+    if (!plain_)
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) s[v] = exponent(s[v], v);
+    if (!whole)
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v)
+        s[v] = select(seen(v / per_group, v % per_group * kLanes, oldest, newest), s[v], splat(kNegInf));
     vf best_lanes = splat(kNegInf);
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) {
-      s[v] = load(scores + v * kLanes);
-      if (scaled) s[v] *= load(key_scales_ + v * kLanes);
-      if (args_.softcap != 0.0f) {
-        s[v] = tanh(s[v] * (args_.scale / args_.softcap)) * (args_.softcap * kLog2e);
-      } else {
-        s[v] *= args_.scale * kLog2e;
-      }
-      if (!whole) s[v] = select(seen(v / per_group, v % per_group * kLanes, oldest, newest), s[v], splat(kNegInf));
-      best_lanes = max(s[v], best_lanes);
-    }
-    const float best = std::max(top_[row], max(best_lanes));
+    for (int v = 0; v < vectors; ++v) best_lanes = max(s[v], best_lanes);
+    const float best = std::max(top_[row], max(best_lanes) * factor);
     if (best > top_[row]) rescale(row, best);
     // Nothing to see here, or nothing but NaN, which must come out as NaN: any finite base will do.
     const float base = best == kNegInf ? 0.0f : best;
     vf sum = load(sums_ + row * kLanes);
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) {
-      s[v] = exp2_nonpositive(s[v] - base);
+      s[v] = exp2_nonpositive(s[v] * factor - base);
       sum += s[v];
-      if (scaled) s[v] *= load(value_scales_ + v * kLanes);
-      store(weights_ + row * kChunk + v * kLanes, s[v]);
     }
     store(sums_ + row * kLanes, sum);
+    if (call_.layout.scaled)
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) s[v] *= load(value_scales_ + v * kLanes);
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) store(weights_ + row * kChunk + v * kLanes, s[v]);
+  }
+
+  // Scores of which more is to be done than a multiplication, as exponents of 2.
+  vf exponent(vf scores, int v) const {
+    if (call_.layout.scaled) scores *= load(key_scales_ + v * kLanes);
+    if (args_.softcap == 0.0f) return scores * (args_.scale * kLog2e);
+    return tanh(scores * (args_.scale / args_.softcap)) * (args_.softcap * kLog2e);
   }
 
   // Which of the lanes from `lane` on are keys between two positions.
@@ -470,6 +495,7 @@ class TilePass {
   const Tile& tile_;
   const int group_, dim_, columns_, rows_;
   const int depth_;   // head size as the products take it
+  const bool plain_;  // scores take nothing but a positive factor
   MatrixTiles& matrices_;
   const int64_t start_;     // the request's first query
   const int64_t position_;  // of the tile's first query in its sequence
@@ -483,18 +509,18 @@ class TilePass {
   Right* edges_;            // [2][dim][kDepth]
   float *key_scales_, *value_scales_;
   const Chunk* chunk_;
-  Ahead ahead_keys_, ahead_values_;
+  AheadOf<kGroups> ahead_keys_, ahead_values_;
 };
 
 // ---- a call ------------------------------------------------------------------------------------
 
 // How a row's keys are split depends on the row alone, so that its result changes neither with the number of threads
 // nor with the other rows of the batch. The longest tiles of a request come first.
-inline void plan(const AttentionArgs& args, int64_t per_split, std::vector<Tile>& tiles, int64_t& floats,
+inline void plan(const AttentionArgs& args, int64_t per_row, std::vector<Tile>& tiles, int64_t& floats,
                  int64_t& counters) {
   tiles.clear();
   floats = counters = 0;
-  const int queries_per_tile = std::max(1, kTileRows / (args.num_heads / args.num_kv_heads));
+  const int group = args.num_heads / args.num_kv_heads, queries_per_tile = std::max(1, kTileRows / group);
   for (int32_t r = 0; r < args.num_requests; ++r) {
     const int64_t count = args.query_start[r + 1] - args.query_start[r], offset = args.seq_lens[r] - count;
     for (int64_t left = count; left > 0;) {
@@ -504,15 +530,18 @@ inline void plan(const AttentionArgs& args, int64_t per_split, std::vector<Tile>
       const int64_t end = offset + first + queries;
       const int64_t begin = args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
       const int64_t base = begin / kGroup * kGroup, groups = (end - base + kGroup - 1) / kGroup;
-      const int64_t splits = count == 1 ? std::max<int64_t>(1, groups * kGroup / kSplitKeys) : 1;
+      // More rows are more to join, so their splits are longer.
+      const int64_t split_keys = kSplitKeys * (1 + queries * group / 16);
+      const int64_t splits = count <= queries_per_tile ? std::max<int64_t>(1, groups * kGroup / split_keys) : 1;
       // Heads of the same keys follow each other: what the hardware read beyond one head's is the next one's.
       for (int64_t s = 0; s < splits; ++s)
         for (int32_t h = 0; h < args.num_kv_heads; ++h)
           tiles.push_back({r, h, first, queries, s ? base + groups * s / splits * kGroup : begin,
                            s + 1 < splits ? base + groups * (s + 1) / splits * kGroup : end, static_cast<int32_t>(s),
-                           static_cast<int32_t>(splits), floats + h * splits * per_split, counters + h});
+                           static_cast<int32_t>(splits), floats + h * splits * queries * group * per_row,
+                           counters + h});
       if (splits > 1) {
-        floats += args.num_kv_heads * splits * per_split;
+        floats += args.num_kv_heads * splits * queries * group * per_row;
         counters += args.num_kv_heads;
       }
     }
@@ -552,8 +581,7 @@ class Queue {
   template <typename M>
   void run(const Tile& tile, const Tile* following, MatrixTiles& matrices) const {
     if constexpr (kHasMatrixTiles && std::is_same_v<typename M::Left, bf16>)
-      if (tile.queries * call_.group > kVectorRows)
-        return TilePass<M, true>(call_, tile, matrices).run(following);
+      if (tile.queries * call_.group > kVectorRows) return TilePass<M, true>(call_, tile, matrices).run(following);
     TilePass<M, false>(call_, tile, matrices).run(following);
   }
 
@@ -580,7 +608,7 @@ void run_as(const AttentionArgs& args) {
   thread_local std::vector<Tile> tiles;
   thread_local Arena arena;
   int64_t floats, counters;
-  plan(args, call.group * call.partial_stride(), tiles, floats, counters);
+  plan(args, call.partial_stride(), tiles, floats, counters);
   arena.reserve(floats * 4 + counters * sizeof(std::atomic<int32_t>) + 128);
   call.partials = arena.take<float>(floats);
   call.counters = arena.take<std::atomic<int32_t>>(counters);
@@ -596,8 +624,10 @@ void run_as(const AttentionArgs& args) {
 
 inline void run(const AttentionArgs& args) {
   switch (args.kv_type) {
-    case KVType::f32: return run_as<Math<float, float>>(args);
-    case KVType::f16: return run_as<Math<float, fp16>>(args);
+    case KVType::f32:
+      return run_as<Math<float, float>>(args);
+    case KVType::f16:
+      return run_as<Math<float, fp16>>(args);
     default:
 #if defined(__AVX512BF16__)
       if (args.dtype == DType::bf16) return run_as<Math<bf16, bf16>>(args);

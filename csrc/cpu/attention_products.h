@@ -80,8 +80,9 @@ struct Math<bf16, bf16> {
 
 // Asks for the memory of the next chunk, a line of each group at a time. Pages lie anywhere, so the hardware cannot
 // foresee them; and only a few requests can be under way at once, so they are spread between the arithmetic.
-struct Ahead {
-  const char* groups[kGroups];
+template <int Groups>
+struct AheadOf {
+  const char* groups[Groups];
   int64_t at = 0, size = 0;  // bytes of each: asked for so far, and in all
 
   void ask() {
@@ -90,6 +91,7 @@ struct Ahead {
     at += 64;
   }
 };
+using Ahead = AheadOf<kGroups>;
 
 // Left operands of some rows.
 template <typename Left>
@@ -194,8 +196,8 @@ void multiply_values_strip(Ahead& shared, const Rows<typename M::Left>& rows, co
 
 // sums[rows][sums_stride] += rows · values. rows: weights, [kChunk] each.
 template <typename M>
-void multiply_values(Ahead& ahead, const Rows<typename M::Left>& rows, const Run<typename M::Right>* runs,
-                     int num_runs, int columns, float* sums, int64_t sums_stride) {
+void multiply_values(Ahead& ahead, const Rows<typename M::Left>& rows, const Run<typename M::Right>* runs, int num_runs,
+                     int columns, float* sums, int64_t sums_stride) {
   const int64_t row_elems = int64_t{columns} * M::kDepth;
   Run<typename M::Right> from[2 * kGroups];
   int column = 0;
@@ -205,7 +207,8 @@ void multiply_values(Ahead& ahead, const Rows<typename M::Left>& rows, const Run
         ahead, rows, from, num_runs, row_elems, columns - column, sums + column, sums_stride);
     column += decltype(vectors)::value * kLanes;
   };
-  while (columns - column >= kStripVectors * kLanes) strip(std::integral_constant<int, kStripVectors>(), std::true_type());
+  while (columns - column >= kStripVectors * kLanes)
+    strip(std::integral_constant<int, kStripVectors>(), std::true_type());
   while (columns - column >= kLanes) strip(std::integral_constant<int, 1>(), std::true_type());
   if (column < columns) strip(std::integral_constant<int, 1>(), std::false_type());
 }
@@ -257,7 +260,8 @@ void for_pairs(int count, const F& f) {
   if (at < count) f(at, std::integral_constant<int, 1>());
 }
 
-// scores[rows][kMatrixChunk] = rows · keys of the first `used` groups. depth is a multiple of 32, rows are allocated by 16.
+// scores[rows][kMatrixChunk] = rows · keys of the first `used` groups. depth is a multiple of 32, rows are allocated
+// by 16.
 inline void multiply_keys(MatrixTiles& t, const Rows<bf16>& rows, const bf16* const* groups, int used, int depth,
                           float* scores) {
   for_pairs(used * kGroup, [&](int key, auto n) {

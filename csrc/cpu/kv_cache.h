@@ -20,7 +20,7 @@ namespace KERNELS::kv {
 
 using namespace simd;
 
-constexpr int kGroup = 16;        // keys that lie together
+constexpr int kGroup = 16;  // keys that lie together
 constexpr int kMaxHeadSize = 512;
 
 inline int item_bytes(KVType type) { return type == KVType::f32 ? 4 : type <= KVType::f16 ? 2 : 1; }
@@ -132,24 +132,44 @@ void expand_float8(const uint8_t* in, bf16* out, int64_t count) {
   for (; i < count; ++i) out[i].bits = kFloat8Values<F>[in[i]];
 }
 
+// The compiler converts these one lane after the other.
+inline vi load_bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadu_si64(from));
+#else
+  vi out;
+  for (int i = 0; i < kLanes; ++i) out[i] = from[i];
+  return out;
+#endif
+}
+// The low bytes.
+inline void store_bytes(uint8_t* to, vi x) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)x));
+#else
+  for (int i = 0; i < kLanes; ++i) to[i] = static_cast<uint8_t>(x[i]);
+#endif
+}
+
 inline void expand_int8(const int8_t* in, bf16* out, int64_t count) {
-  using vb = int8_t __attribute__((vector_size(kLanes)));
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    vb codes;
-    std::memcpy(&codes, in + i, sizeof codes);
-    store(out + i, __builtin_convertvector(codes, vf));
-  }
+  for (; i + kLanes <= count; i += kLanes) store(out + i, __builtin_convertvector(load_bytes(in + i), vf));
   for (; i < count; ++i) out[i] = from_float<bf16>(static_cast<float>(in[i]));
 }
 
 // Elements of a page, of at most 16 bits, in the type that products take. Exact: no 8-bit code needs more than bf16.
 inline void expand(KVType type, const void* in, void* out, int64_t count) {
   switch (type) {
-    case KVType::e4m3: return expand_float8<E4M3>(static_cast<const uint8_t*>(in), static_cast<bf16*>(out), count);
-    case KVType::e5m2: return expand_float8<E5M2>(static_cast<const uint8_t*>(in), static_cast<bf16*>(out), count);
-    case KVType::i8: return expand_int8(static_cast<const int8_t*>(in), static_cast<bf16*>(out), count);
-    default: std::memcpy(out, in, count * item_bytes(type));
+    case KVType::e4m3:
+      return expand_float8<E4M3>(static_cast<const uint8_t*>(in), static_cast<bf16*>(out), count);
+    case KVType::e5m2:
+      return expand_float8<E5M2>(static_cast<const uint8_t*>(in), static_cast<bf16*>(out), count);
+    case KVType::i8:
+      return expand_int8(static_cast<const int8_t*>(in), static_cast<bf16*>(out), count);
+    default:
+      std::memcpy(out, in, count * item_bytes(type));
   }
 }
 
@@ -177,20 +197,28 @@ inline void encode(KVType type, const float* row, int count, void* out) {
     const vf x = load(row + i);
     vi codes;
     switch (type) {
-      case KVType::f32: store(static_cast<float*>(out) + i, x); continue;
-      case KVType::bf16: store(static_cast<bf16*>(out) + i, x); continue;
-      case KVType::f16: store(static_cast<fp16*>(out) + i, x); continue;
-      case KVType::e4m3: codes = encode_float8<E4M3>(x); break;
-      case KVType::e5m2: codes = encode_float8<E5M2>(x); break;
+      case KVType::f32:
+        store(static_cast<float*>(out) + i, x);
+        continue;
+      case KVType::bf16:
+        store(static_cast<bf16*>(out) + i, x);
+        continue;
+      case KVType::f16:
+        store(static_cast<fp16*>(out) + i, x);
+        continue;
+      case KVType::e4m3:
+        codes = encode_float8<E4M3>(x);
+        break;
+      case KVType::e5m2:
+        codes = encode_float8<E5M2>(x);
+        break;
       case KVType::i8: {
         const vf magic = splat(12582912.0f);  // adding 1.5 · 2^23 rounds to an integer, which its low bits hold
         codes = cast_bits<vi>(x + magic);
         break;
       }
     }
-    using vb = uint8_t __attribute__((vector_size(kLanes)));
-    const vb narrow = __builtin_convertvector(cast_bits<vu>(codes) & 0xffu, vb);
-    std::memcpy(static_cast<uint8_t*>(out) + i, &narrow, sizeof narrow);
+    store_bytes(static_cast<uint8_t*>(out) + i, codes);
   }
 }
 
@@ -201,9 +229,12 @@ void scatter(const char* from, char* to, int64_t stride, int count) {
 }
 inline void scatter(int unit, const char* from, char* to, int64_t stride, int count) {
   switch (unit) {
-    case 1: return scatter<1>(from, to, stride, count);
-    case 2: return scatter<2>(from, to, stride, count);
-    default: return scatter<4>(from, to, stride, count);
+    case 1:
+      return scatter<1>(from, to, stride, count);
+    case 2:
+      return scatter<2>(from, to, stride, count);
+    default:
+      return scatter<4>(from, to, stride, count);
   }
 }
 

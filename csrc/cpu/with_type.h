@@ -10,9 +10,12 @@ namespace KERNELS {
 template <typename F>
 void with_type(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32: return f(static_cast<float*>(nullptr));
-    case DType::bf16: return f(static_cast<simd::bf16*>(nullptr));
-    case DType::f16: return f(static_cast<simd::fp16*>(nullptr));
+    case DType::f32:
+      return f(static_cast<float*>(nullptr));
+    case DType::bf16:
+      return f(static_cast<simd::bf16*>(nullptr));
+    case DType::f16:
+      return f(static_cast<simd::fp16*>(nullptr));
   }
 }
 
