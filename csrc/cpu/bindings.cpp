@@ -44,6 +44,7 @@ NB_MODULE(_C, m) {
       .def("run", &Tape::run, nb::arg("tokens"), nb::arg("requests"), Release())
       .def("__len__", &Tape::length);
   m.def("set_num_threads", &set_num_threads, Release());
+  m.def("set_thread_cores", &set_thread_cores, Release());
   m.def("num_threads", &num_threads);
 
   m.def(

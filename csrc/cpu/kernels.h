@@ -32,9 +32,8 @@ struct AttentionArgs {
   bool neox;
 };
 
-// What becomes of a product: it is the output, is added to it, or is two halves of which the first, activated, times the
-// second is the output.
-enum class Epilogue : int { store = 0, add = 1, silu_mul = 2, gelu_mul = 3, gelu_tanh_mul = 4 };
+// What becomes of a product: it is the output, or is two halves of which the first, activated, times the second is.
+enum class Epilogue : int { store = 0, silu_mul = 1, gelu_mul = 2, gelu_tanh_mul = 3 };
 
 // out[rows, n] = x[rows, k] W^T (+ bias[n]); when gated, out[rows, n / 2] and n is a multiple of 64.
 struct LinearArgs {

@@ -1,5 +1,7 @@
 """Matrix products with packed weights, against exact products."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -41,6 +43,29 @@ def test_any_size_of_matrix(dtype, n, k):
     k -= k % 2 if dtype == torch.bfloat16 else 0
     x, weight, bias = torch.randn(5, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
     assert_exact_product(ops.linear(x, ops.pack_linear(weight), n, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cuts", [(), (32, 64), (1,), (31, 33), (5, 6, 69), (40,)])
+def test_a_matrix_can_be_packed_piece_by_piece(dtype, cuts):
+    weight = torch.randn(70, 48).to(dtype)
+    expected = ops.pack_linear(weight)
+    packed = torch.zeros_like(expected)
+    pieces = list(pairwise([0, *cuts, 70]))
+    for first, end in pieces[::-1]:
+        ops.pack_linear_rows(packed, first, weight[first:end])
+    ops.pack_linear_rows(packed, 3, weight[3:3])
+    assert torch.equal(packed, expected)
+
+
+def test_rows_that_do_not_belong_to_a_packed_matrix_are_refused():
+    packed, bf16 = ops.pack_linear(torch.zeros(40, 8)), torch.bfloat16
+    for first, rows in (
+        (-1, torch.zeros(2, 8)), (63, torch.zeros(2, 8)), (0, torch.zeros(2, 9)), (0, torch.zeros(8)),
+        (0, torch.zeros(2, 8, dtype=bf16)), (0, torch.zeros(40, 8, dtype=bf16)), (0, torch.zeros(8, 40).t()),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="pack_linear"):
+            ops.pack_linear_rows(packed, first, rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,36 +181,6 @@ def exact_sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 4, 5, 16, 33])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_a_residual_receives_the_product_and_is_rounded_once(dtype, rows, with_bias):
-    x, weight = torch.randn(rows, 98).to(dtype), torch.randn(70, 98).to(dtype)
-    bias = torch.randn(70).to(dtype) if with_bias else None
-    residual = torch.randn(rows, 70).to(dtype)
-    exact = residual.double() + exact_sums(x, weight, bias)
-    out = ops.linear(x, ops.pack_linear(weight), 70, bias, residual_TN=residual)
-    assert out is residual
-    terms = x.double().abs() @ weight.double().abs().t() + 3
-    assert ((out.double() - exact).abs() <= exact.abs() * SPACING[dtype] / 2 * 1.01 + terms * 1e-6).all()
-
-
-def test_a_float32_residual_of_bfloat16_weights():
-    x, weight, residual = torch.randn(9, 64).bfloat16(), torch.randn(40, 64).bfloat16(), torch.randn(9, 40)
-    exact = residual.double() + exact_sums(x, weight, None)
-    ops.linear(x, ops.pack_linear(weight), 40, None, residual_TN=residual)
-    torch.testing.assert_close(residual.double(), exact, rtol=1e-5, atol=1e-5)
-
-
-def test_a_residual_of_another_shape_or_layout_is_refused():
-    x, packed = torch.randn(3, 8), ops.pack_linear(torch.randn(40, 8))
-    for residual in (torch.zeros(2, 40), torch.zeros(40, 3).t(), torch.zeros(3, 40).bfloat16()):
-        with pytest.raises(ValueError, match="linear"):
-            ops.linear(x, packed, 40, None, residual_TN=residual)
-    with pytest.raises(ValueError, match="residual"):
-        ops.linear(x, packed, 40, None, torch.float64, residual_TN=torch.zeros(3, 40))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 4, 5, 16, 33])
 @pytest.mark.parametrize("half", [32, 96])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
@@ -211,14 +206,12 @@ def test_gate_and_up_may_share_a_tile_of_weights(dtype, activation):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_number_of_threads_changes_no_bit_of_a_fused_product(dtype):
     x, weight = torch.randn(150, 64).to(dtype), torch.randn(128, 64).to(dtype)
-    packed, residual = ops.pack_linear(weight), torch.randn(150, 128).to(dtype)
+    packed = ops.pack_linear(weight)
     results = []
     for threads in (1, 3):
         ops.set_num_threads(threads)
-        added = ops.linear(x, packed, 128, None, residual_TN=residual.clone())
-        results.append((added, ops.gated_linear(x, packed, 128, None, "silu")))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+        results.append(ops.gated_linear(x, packed, 128, None, "silu"))
+    assert torch.equal(results[0], results[1])
 
 
 def test_wrong_halves_and_activations_are_refused():

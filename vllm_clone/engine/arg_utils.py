@@ -17,6 +17,7 @@ from vllm_clone.config.kv_cache import kv_dtype_name
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
+from vllm_clone.platforms import placement
 from vllm_clone.sampling_params import SamplingParams
 
 Usage = Literal["server", "offline"]
@@ -148,6 +149,7 @@ def _resolve_device(config: VllmConfig) -> None:
     if device.device == "cuda":
         raise ConfigError("--device cuda: the GPU engine is not implemented yet; use --device cpu.")
     device.device = "cpu"
+    placement.plan(config.parallel_config)  # what cannot be done is refused before an engine starts
 
 
 def _resolve_model(config: VllmConfig) -> None:

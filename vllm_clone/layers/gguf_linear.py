@@ -10,6 +10,7 @@ from torch import nn
 from vllm_clone import kernels
 from vllm_clone.hub.gguf import GGMLType
 from vllm_clone.kernels import GGUFMatrix
+from vllm_clone.layers.activation import GatedActivation
 from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.linear import LinearBase, LinearMethod, Part
 from vllm_clone.layers.options import BuildOptions
@@ -84,8 +85,8 @@ class GGUFLinearMethod(PackedLinearMethod):
                 self.types.kept[GGMLType(part.ggml_type).name] -= 1
                 self.types.dequantized[GGMLType(part.ggml_type).name] += 1
             plain = [self._expand(layer, part) if isinstance(part, GGUFMatrix) else part for part in parts]
-            layer.parameter("weight").data = torch.cat(plain)
-            super().prepare(layer)
+            weight = torch.cat(plain)
+            layer.parameter("weight").data = kernels.pack_linear(weight) if kernels.can_pack_linear(weight) else weight
             return
         for i, matrix in enumerate(_join(packed)):
             parameter = nn.Parameter(matrix.packed, requires_grad=False)
@@ -96,6 +97,13 @@ class GGUFLinearMethod(PackedLinearMethod):
         if not self._matrices:
             return super().apply(layer, x, bias)
         return kernels.gguf_linear(x, self._matrices, bias)
+
+    def apply_gated(
+        self, layer: LinearBase, x: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+    ) -> torch.Tensor:
+        if not self._matrices:
+            return super().apply_gated(layer, x, bias, activation)
+        return activation(self.apply(layer, x, bias))
 
     def logits(self, layer: LinearBase, x: torch.Tensor) -> torch.Tensor:
         if not self._matrices:
@@ -127,10 +135,13 @@ def _join(matrices: list[GGUFMatrix]) -> list[GGUFMatrix]:
     ]
     groups = [matrices[first:end] for first, end in pairwise([0, *ends, len(matrices)])]
     return [
-        GGUFMatrix(
-            torch.cat([m.packed for m in group]) if len(group) > 1 else group[0].packed,
-            group[0].ggml_type,
-            sum(m.num_outputs for m in group),
-        )
+        GGUFMatrix(_end_to_end([m.packed for m in group]), group[0].ggml_type, sum(m.num_outputs for m in group))
         for group in groups
     ]
+
+
+def _end_to_end(parts: list[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    joined = kernels.empty_weight((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
+    return torch.cat(parts, out=joined)

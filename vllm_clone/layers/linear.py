@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm_clone.errors import ModelLoadError
+from vllm_clone.layers.activation import GatedActivation
 from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.options import BuildOptions
 from vllm_clone.layers.weights import WeightModule, check_shape, copy_checked
@@ -68,6 +69,12 @@ class LinearMethod(ABC):
     @abstractmethod
     def apply(self, layer: "LinearBase", x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x @ W.T + bias``: [..., in_features] → [..., out_features], in x's dtype."""
+
+    def apply_gated(
+        self, layer: "LinearBase", x: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+    ) -> torch.Tensor:
+        """``activation(apply(...))`` for a layer whose outputs are gate | up: [..., in] → [..., out_features / 2]."""
+        return activation(self.apply(layer, x, bias))
 
     def logits(self, layer: "LinearBase", x: torch.Tensor) -> torch.Tensor:
         """``x @ W.T`` in float32: scores must not be rounded to the model's dtype once more than needed."""
@@ -148,6 +155,10 @@ class LinearBase(WeightModule):
             self.method.load(self, name, tensor, output, offset)
         self.mark_loaded(name, shard)
 
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        rows = sum(part.full for part in self.outputs.values())
+        return (rows,) if name == "bias" else (rows, self.input.full)
+
     def _offset(self, shard: str | None) -> int:
         offset = 0
         for key, part in self.outputs.items():
@@ -186,6 +197,10 @@ class MergedColumnParallelLinear(LinearBase):
             name: Part.split(full, tp.rank, tp.size, "output features") for name, full in outputs.items()
         }
         super().__init__(Part.whole(in_features), parts, bias, options)
+
+    def gated(self, x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+        """The activated first of two equal outputs times the second: [..., in_features] → [..., out_features / 2]."""
+        return self.method.apply_gated(self, x, self.bias, activation)
 
 
 class QKVParallelLinear(LinearBase):

@@ -86,6 +86,14 @@ def set_num_threads(count: int) -> None:
     _C.set_num_threads(count)
 
 
+def set_thread_cores(cores: list[int]) -> None:
+    """Keep the i-th thread of the pool on core ``cores[i % len(cores)]``; [] lets all run where they like.
+
+    The calling thread is the pool's first and stays as it is: a thread it starts later inherits its cores.
+    """
+    _C.set_thread_cores(cores)
+
+
 def _require(ok: bool, what: str) -> None:
     if not ok:
         raise ValueError(what)
@@ -101,7 +109,12 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 _weights = Arena()
-"""Where packed matrices stand, one after the other."""
+"""Where the matrices of a model stand, one after the other."""
+
+
+def empty_weight(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor for numbers that every step reads: 64-byte aligned, in huge pages if there are any."""
+    return _weights.empty(shape, dtype)
 
 
 class Tape:
@@ -420,20 +433,50 @@ LINEAR_TILE = 32
 
 def can_pack_linear(weight_NK: torch.Tensor) -> bool:
     """Whether :func:`pack_linear` takes this matrix."""
-    if weight_NK.dim() != 2:
-        return False
-    return weight_NK.dtype == torch.float32 or (weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] % 2 == 0)
+    return weight_NK.dim() == 2 and packed_linear_shape(*weight_NK.shape, weight_NK.dtype) is not None
+
+
+def packed_linear_shape(n: int, k: int, dtype: torch.dtype) -> tuple[int, ...] | None:
+    """Shape of a packed matrix [n, k]: (⌈n/32⌉, k/2, 32, 2) for bf16, (⌈n/32⌉, k, 32) for f32; None if it cannot be."""
+    tiles = -(-n // LINEAR_TILE)
+    if dtype == torch.float32:
+        return tiles, k, LINEAR_TILE
+    return (tiles, k // 2, LINEAR_TILE, 2) if dtype == torch.bfloat16 and k % 2 == 0 else None
 
 
 def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
-    """Weights [N, K] in the order the kernel streams them: [⌈N/32⌉, K/2, 32, 2] (bf16) or [⌈N/32⌉, K, 32] (f32)."""
-    _require(can_pack_linear(weight_NK) and weight_NK.is_contiguous(), "pack_linear: float32 or bfloat16 of even width")
-    n, k = weight_NK.shape
-    tiles = -(-n // LINEAR_TILE)
-    shape = (tiles, k, LINEAR_TILE) if weight_NK.dtype == torch.float32 else (tiles, k // 2, LINEAR_TILE, 2)
-    packed = _weights.empty(shape, weight_NK.dtype)
-    _C.pack_linear(_DTYPES[weight_NK.dtype], packed.data_ptr(), weight_NK.data_ptr(), n, k)
+    """Weights [N, K] in the order the kernel streams them, of :func:`packed_linear_shape`."""
+    _require(can_pack_linear(weight_NK), "pack_linear: float32 or bfloat16 of even width")
+    shape = packed_linear_shape(*weight_NK.shape, weight_NK.dtype)
+    assert shape is not None
+    packed = empty_weight(shape, weight_NK.dtype)
+    _pack_tiles(packed, weight_NK)
     return packed
+
+
+def pack_linear_rows(packed: torch.Tensor, first: int, rows_RK: torch.Tensor) -> None:
+    """Write rows [R, K] of a matrix, from row ``first`` on, into its packed form; other rows stay as they are."""
+    end, tiles = first + rows_RK.shape[0], packed.shape[0]
+    _require(
+        packed.is_contiguous() and 0 <= first <= end <= tiles * LINEAR_TILE and rows_RK.dtype == packed.dtype
+        and can_pack_linear(rows_RK) and packed.shape == packed_linear_shape(tiles * LINEAR_TILE, rows_RK.shape[1], packed.dtype),
+        "pack_linear_rows: rows and packed matrix must agree in width and dtype",
+    )  # fmt: skip
+    whole = range(-(-first // LINEAR_TILE), end // LINEAR_TILE)
+    if whole:
+        rows = rows_RK[whole.start * LINEAR_TILE - first : whole.stop * LINEAR_TILE - first]
+        _pack_tiles(packed[whole.start : whole.stop], rows)
+    for tile in sorted({first // LINEAR_TILE, (end - 1) // LINEAR_TILE} - set(whole)) if end > first else ():
+        start = tile * LINEAR_TILE
+        matrix = packed_rows(packed, torch.arange(start, start + LINEAR_TILE))
+        low, high = max(first, start), min(end, start + LINEAR_TILE)
+        matrix[low - start : high - start] = rows_RK[low - first : high - first]
+        _pack_tiles(packed[tile : tile + 1], matrix)
+
+
+def _pack_tiles(packed: torch.Tensor, rows_NK: torch.Tensor) -> None:
+    _require(rows_NK.is_contiguous() and rows_NK.dtype == packed.dtype, "pack_linear: contiguous rows of one dtype")
+    _C.pack_linear(_DTYPES[packed.dtype], packed.data_ptr(), rows_NK.data_ptr(), *rows_NK.shape)
 
 
 def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
@@ -441,8 +484,8 @@ def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
     return _matrix_rows(packed, packed[0].numel() // LINEAR_TILE, rows_T, True)
 
 
-_STORE, _ADD = 0, 1
-_GATED = _Codes({"silu": 2, "gelu": 3, "gelu_tanh": 4})
+_STORE = 0
+_GATED = _Codes({"silu": 1, "gelu": 2, "gelu_tanh": 3})
 
 
 def _linear(
@@ -478,22 +521,12 @@ def linear(
     num_outputs: int,
     bias_N: torch.Tensor | None,
     out_dtype: torch.dtype | None = None,
-    *,
-    residual_TN: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N]. Sums are float32; so is the output if ``out_dtype``
-    says so, else it has x's dtype. A contiguous residual receives the sum instead and is returned."""
-    shape = (*x_TK.shape[:-1], num_outputs)
-    if residual_TN is None:
-        out = empty(shape, out_dtype or x_TK.dtype)
-        _linear(x_TK, packed, num_outputs, bias_N, out, _STORE)
-        return out
-    _require(
-        residual_TN.shape == shape and residual_TN.is_contiguous() and out_dtype in (None, residual_TN.dtype),
-        "linear: the residual must be contiguous and of the output's shape and dtype",
-    )
-    _linear(x_TK, packed, num_outputs, bias_N, residual_TN, _ADD)
-    return residual_TN
+    says so, else it has x's dtype."""
+    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
+    _linear(x_TK, packed, num_outputs, bias_N, out, _STORE)
+    return out
 
 
 def gated_linear(
