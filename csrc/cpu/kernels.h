@@ -5,17 +5,31 @@
 
 enum class DType : int { f32 = 0, bf16 = 1, f16 = 2 };
 
+// What a cached element is; the first three as DType.
+enum class KVType : int { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, e5m2 = 4, i8 = 5 };
+
 struct AttentionArgs {
-  DType dtype;
-  void* out;                   // [T, Hq, D]
+  DType dtype;  // of queries, new keys and values, and the output
+  KVType kv_type;
+  bool scaled;  // a float per token and head is kept with the keys, and one with the values
+  void* out;    // [T, Hq, D]
   const void* query;           // [T, Hq, D], rows query_stride elements apart
-  const void* cache;           // [blocks, 2, Hkv, block_size, D]
+  void* cache;                 // [blocks] pages, see kv_cache.h
   const int32_t* block_table;  // [R, table_stride]
   const int32_t* query_start;  // [R + 1]
   const int32_t* seq_lens;     // [R]
   int64_t num_requests, table_stride, query_stride;
   int num_heads, num_kv_heads, head_size, block_size, sliding_window;
   float scale, softcap;
+  // Keys and values [new_tokens, Hkv, D] to store first, in rows so many elements apart; slot -1 stores nothing.
+  const void *key, *value;
+  const int64_t* slots;
+  int64_t new_tokens, key_stride, value_stride;
+  // When positions are given, queries and new keys are turned by the angles of cos_sin [positions, rotary_dim].
+  const int64_t* positions;
+  const float* cos_sin;
+  int rotary_dim;
+  bool neox;
 };
 
 // What becomes of a product: it is the output, or is two halves of which the first, activated, times the second is.
@@ -46,8 +60,7 @@ struct KernelTable {
   void (*activation)(DType, void* out, const void* x, int64_t rows, int64_t dim, int act, bool gated);
   // x = a x + b y, both [rows, dim]; y may be null.
   void (*scale_add)(DType, void* x, const void* y, int64_t rows, int64_t dim, float a, float b);
-  void (*write_cache)(DType, void* cache, const void* key, const void* value, const int64_t* slots, int64_t tokens,
-                      int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size);
+  // Stores new keys and values, if any, then attends; with no requests it only stores.
   void (*attention)(const AttentionArgs&);
   // Weights [n, k] -> packed, ceil(n / 32) * 32 * k elements. f32 and bf16 only.
   void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
