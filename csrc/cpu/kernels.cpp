@@ -9,6 +9,7 @@
 #include "dequantize.h"
 #include "gguf_linear.h"
 #include "linear.h"
+#include "sampling.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -303,7 +304,8 @@ extern const KernelTable table;
 const KernelTable table = {
     rms_norm,        layer_norm,  rotary,         activation, write_cache,
     paged_attention, pack_linear, linear_product, dequantize, gguf_packed_bytes,
-    pack_gguf,       gguf_rows,   gguf_linear,
+    pack_gguf,       gguf_rows,   gguf_linear,    sample_tokens, score_tokens,
+    edit_logits,     apply_bitmask,
 };
 
 }  // namespace KERNELS

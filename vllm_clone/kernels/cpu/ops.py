@@ -13,6 +13,14 @@ import torch
 import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
 from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
+from vllm_clone.kernels.cpu.checks import require as _require
+from vllm_clone.kernels.cpu.sampling import add_at_ as add_at_
+from vllm_clone.kernels.cpu.sampling import apply_bitmask_ as apply_bitmask_
+from vllm_clone.kernels.cpu.sampling import keep_only_ as keep_only_
+from vllm_clone.kernels.cpu.sampling import mask_at_ as mask_at_
+from vllm_clone.kernels.cpu.sampling import penalise_ as penalise_
+from vllm_clone.kernels.cpu.sampling import sample_tokens as sample_tokens
+from vllm_clone.kernels.cpu.sampling import score_tokens as score_tokens
 from vllm_clone.platforms.cpu import num_usable_cores
 
 
@@ -63,11 +71,6 @@ def use_level(name: str) -> None:
 def set_num_threads(count: int) -> None:
     """Number of threads all kernels use, the calling one included."""
     _C.set_num_threads(count)
-
-
-def _require(ok: bool, what: str) -> None:
-    if not ok:
-        raise ValueError(what)
 
 
 def _norm_width(x_TD: torch.Tensor, weight_D: torch.Tensor) -> int:
