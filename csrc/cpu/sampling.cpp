@@ -39,7 +39,8 @@ inline vf load_scores(const float* x, int64_t left) {
 }
 
 inline void store_scores(float* x, vf scores, int64_t left) {
-  std::memcpy(x, &scores, 4 * std::min<int64_t>(left, kLanes));
+  if (left >= kLanes) return store(x, scores);
+  std::memcpy(x, &scores, 4 * left);
 }
 
 // Bit i: lane i of a is greater than that of b; `reaches`: at least that of b.
