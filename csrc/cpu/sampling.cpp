@@ -222,8 +222,11 @@ struct Filters {
   float top_p, min_p;
 };
 
+// Mass that the survivors of top-p need. A p of float32 is inexact, as the masses are: what is missing by so little as
+// that does not make another token needed.
 int64_t nucleus_mass(float top_p, int64_t total) {
-  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(double{top_p} * static_cast<double>(total))));
+  constexpr double kEnough = 1.0 - 0x1p-21;
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(double{top_p} * kEnough * static_cast<double>(total))));
 }
 
 // Lowest surviving score of a row without a k: top-p among the scores that reach `floor`.

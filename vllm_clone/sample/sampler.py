@@ -79,7 +79,7 @@ def _edit(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
         adjust.add_bias(logits_RV, batch.bias, batch.bias_values)
     if batch.min_tokens:
         # A grammar that allows nothing but the end of the text has the last word.
-        adjust.mask(logits_RV, batch.min_tokens, unless_last=batch.bitmask is not None)
+        adjust.mask(logits_RV, batch.min_tokens, unless_last=True)
     if batch.penalised:
         adjust.penalise(logits_RV, batch.penalised)
     if batch.bad_words:

@@ -74,7 +74,10 @@ def _list_addresses(lists: TokenLists) -> tuple[int, int, int]:
         _address(starts, np.int64, entries + 1),
         _address(lists.ids_N, np.int64, total),
     )
-    _require(starts[0] == 0 and starts[-1] == total, "sampling: the lists must span all ids")
+    _require(
+        starts[0] == 0 and starts[-1] == total and bool((starts[1:] >= starts[:-1]).all()),
+        "sampling: the lists must span all ids in turn",
+    )
     return addresses
 
 
@@ -128,7 +131,7 @@ def penalise_(logits_RV: torch.Tensor, lists: TokenLists, occurrences_N: np.ndar
 
 def apply_bitmask_(logits_RV: torch.Tensor, rows_E: np.ndarray, words_EW: np.ndarray) -> None:
     _, vocab = _check_logits(logits_RV)
-    entries, width = len(rows_E), words_EW.shape[1]
+    entries, width = len(rows_E), words_EW.shape[-1]
     _require(32 * width >= vocab, "apply_bitmask: a bit for every token expected")
     _C.apply_bitmask(
         logits_RV.data_ptr(), _address(rows_E, np.int64, entries), _address(words_EW, np.int32, entries, width),

@@ -27,6 +27,8 @@ _MIX_32_B = 0x846CA68B
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 _MASSES_IN_ONE = 2.0**42
 """Probability mass is counted in integers, whose sums no order changes."""
+_ENOUGH = 1.0 - 2.0**-21
+"""A p of float32 is inexact, as the masses are: what is missing by so little does not make another token needed."""
 
 
 class TokenLists(NamedTuple):
@@ -118,7 +120,7 @@ def thresholds(
         kept_RV &= within_k | (top_k_R <= 0)[:, None]
     if top_p_R is not None:
         mass_RV = (lead_RV - peak_R1).exp_().double().mul_(_MASSES_IN_ONE).round_().long().masked_fill_(~kept_RV, 0)
-        wanted_R = (top_p_R.double() * mass_RV.sum(-1)).ceil_().long().clamp_(min=1)
+        wanted_R = (top_p_R.double() * _ENOUGH * mass_RV.sum(-1)).ceil_().long().clamp_(min=1)
         before_RV = mass_RV.cumsum(-1) - mass_RV
         kept_RV &= (before_RV < wanted_R[:, None]) | (top_p_R >= 1)[:, None]
     last_R1 = kept_RV.sum(-1, keepdim=True) - 1
