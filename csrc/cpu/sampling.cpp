@@ -522,10 +522,17 @@ void score_row(const ScoreArgs& args, int64_t i, float* block_max) {
   }
   ids[0] = args.tokens[i];
   if (count > 1 && !args.chosen[i]) top_ids(ids + 1, count - 1, x, block_max, args.vocab, peak);
-  for (int64_t n = 0; n < count; ++n) args.scores[args.starts[i] + n] = (x[ids[n]] - origin) - log_sum;
+  for (int64_t n = 0; n < count; ++n) {
+    const float score = x[ids[n]] == x[ids[n]] ? x[ids[n]] : -kInfinity;
+    args.scores[args.starts[i] + n] = (score - origin) - log_sum;
+  }
 
   const vf own = splat(args.scores[args.starts[i]]);
   int64_t rank = 0;
+  if (own[0] == -kInfinity) {
+    args.ranks[i] = args.vocab;
+    return;
+  }
   for (int64_t v = 0; v < args.vocab; v += kLanes) {
     const int64_t left = args.vocab - v;
     uint32_t lanes = reaches((load_scores(x + v, left) - origin) - log_sum, own);

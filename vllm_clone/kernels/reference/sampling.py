@@ -196,14 +196,14 @@ def score_tokens(
     scores_N = np.empty(len(lists.ids_N), np.float32)
     ranks_E = np.empty(len(lists.rows_E), np.int64)
     for entry, (row, token) in enumerate(zip(lists.rows_E.tolist(), tokens_E.tolist(), strict=True)):
-        x_V = logits_RV[row]
-        if logprobs and bool(x_V.nan_to_num(-torch.inf, torch.inf, -torch.inf).amax().isfinite()):
-            x_V = x_V.where(x_V == x_V, -torch.inf).log_softmax(-1)
+        x_V = logits_RV[row].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        if logprobs and bool(x_V.amax().isfinite()):
+            x_V = x_V.log_softmax(-1)
         span = slice(lists.starts_E1[entry], lists.starts_E1[entry + 1])
         ids = lists.ids_N[span]
         ids[0] = token
         if not chosen_E[entry]:
-            order = x_V.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True).indices
+            order = x_V.sort(descending=True, stable=True).indices
             ids[1:] = order[: len(ids) - 1].cpu().numpy()
         scores_N[span] = x_V[torch.from_numpy(ids).to(x_V.device)].cpu().numpy()
         ranks_E[entry] = int((x_V >= x_V[token]).sum())
