@@ -102,6 +102,14 @@ struct Masses {
   vlh halves[2];
 };
 
+inline vdh to_doubles(vfh x) {
+#if defined(__AVX512F__)
+  return (vdh)_mm512_cvtps_pd((__m256)x);  // the compiler makes two halves of it
+#else
+  return __builtin_convertvector(x, vdh);
+#endif
+}
+
 inline Masses masses_of(vf scores, float peak) {
   const vf e = exp_nonpositive(scores - peak);
   vfh halves[2];
@@ -110,7 +118,7 @@ inline Masses masses_of(vf scores, float peak) {
   std::memcpy(&zero, &kMassMagic, sizeof zero);
   Masses out;
   for (int h = 0; h < 2; ++h) {
-    const vdh shifted = __builtin_convertvector(halves[h], vdh) + kMassMagic;
+    const vdh shifted = to_doubles(halves[h]) + kMassMagic;
     std::memcpy(&out.halves[h], &shifted, sizeof shifted);
     out.halves[h] -= zero;
   }
@@ -181,7 +189,8 @@ struct Candidates {
 
   void gather(const float* x, const float* block_max, int64_t vocab, float least) {
     if (static_cast<int64_t>(scores.size()) < vocab + kLanes) scores.resize(vocab + kLanes);
-    count = 0;
+    float* const to = scores.data();
+    int64_t found = 0;
     for (int64_t begin = 0; begin < vocab; begin += kBlock) {
       if (!(block_max[begin / kBlock] >= least)) continue;
       const int64_t end = std::min(begin + kBlock, vocab);
@@ -189,16 +198,17 @@ struct Candidates {
       for (int64_t i = begin; i < end; i += kLanes) {
         const vf v = load_scores(x + i, end - i);
         const uint32_t kept = reaches(v, splat(least));
-        store(scores.data() + count, (vf)_mm512_maskz_compress_ps(kept, (__m512)v));
-        count += __builtin_popcount(kept);
+        store(to + found, (vf)_mm512_maskz_compress_ps(kept, (__m512)v));
+        found += __builtin_popcount(kept);
       }
 #else
       for (int64_t i = begin; i < end; ++i) {
-        scores[count] = x[i];
-        count += x[i] >= least;
+        to[found] = x[i];
+        found += x[i] >= least;
       }
 #endif
     }
+    count = found;
   }
 
   void weigh(float peak) {
@@ -214,6 +224,39 @@ struct Candidates {
     int64_t sum = 0;
     for (int64_t i = 0; i < count; ++i) sum += scores[i] > score ? masses[i] : 0;
     return sum;
+  }
+
+  // The score of the last token that is needed to have the mass `wanted`, which all together have. None is below
+  // `least`. Of many, only those in one of some bins of about equal scores stay.
+  float last_needed(float least, float peak, int64_t wanted) {
+    if (count > kBins) wanted -= keep_bin_of(least, peak, wanted);
+    return cutoff(least, peak, wanted, [&](float score) { return mass_above(score); });
+  }
+
+ private:
+  static constexpr int kBins = 1024;
+
+  // Keeps the bin in which the mass `wanted` is reached, and returns the mass of the higher ones.
+  int64_t keep_bin_of(float least, float peak, int64_t wanted) {
+    int64_t bins[kBins]{};
+    constexpr float kLast = kBins - 1;
+    const float per_score = kLast / std::max(peak - std::max(least, peak + kMassless), 1e-6f);
+    const auto bin_of = [&](float score) { return static_cast<int>(std::min((peak - score) * per_score, kLast)); };
+    float* const x = scores.data();
+    int64_t* const mass = masses.data();
+    for (int64_t i = 0; i < count; ++i) bins[bin_of(x[i])] += mass[i];
+    int64_t above = 0;
+    int bin = 0;
+    while (above + bins[bin] < wanted) above += bins[bin++];
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const float score = x[i];
+      x[kept] = score;
+      mass[kept] = mass[i];
+      kept += bin_of(score) == bin;
+    }
+    count = kept;
+    return above;
   }
 };
 
@@ -241,7 +284,7 @@ float nucleus(const float* x, const float* block_max, int64_t vocab, float peak,
   least = std::max(least, floor);
   candidates.gather(x, block_max, vocab, least);
   candidates.weigh(peak);
-  return cutoff(least, peak, nucleus_mass(top_p, total), [&](float score) { return candidates.mass_above(score); });
+  return candidates.last_needed(least, peak, nucleus_mass(top_p, total));
 }
 
 // Lowest surviving score of a row after min-p, top-k and top-p. Ties with the last survivor survive, but those beyond
@@ -269,8 +312,7 @@ float filter_threshold(const float* x, const float* block_max, int64_t vocab, fl
   } else {
     total = candidates.mass_above(-kInfinity);
   }
-  return cutoff(limited ? kth : least, peak, nucleus_mass(filters.top_p, total),
-                [&](float score) { return candidates.mass_above(score); });
+  return candidates.last_needed(least, peak, nucleus_mass(filters.top_p, total));
 }
 
 // ---- the draw ----------------------------------------------------------------------------------
@@ -584,7 +626,8 @@ void edit_row(const EditArgs& args, int64_t entry) {
     case Edit::mask:
       for (int64_t i = 0; i < count; ++i) x[ids[i]] = -kInfinity;
       return;
-    case Edit::penalise: penalise(x, args, entry);
+    case Edit::penalise:
+      penalise(x, args, entry);
   }
 }
 

@@ -90,7 +90,7 @@ row_filters = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(row_filters, min_size=1, max_size=5), st.sampled_from([0.1, 1.0, 4.0]), st.integers(0, 2**31))
 def test_any_mix_of_rows_keeps_what_each_row_alone_would(kept_by, filters, spread, seed):
     x = torch.randn(len(filters), 700, generator=torch.Generator().manual_seed(seed)) * spread

@@ -186,7 +186,7 @@ def score_tokens(
         logits_RV: not changed.
         tokens_E: int64, the sampled token of each entry's row.
         lists: at least one id per entry. Receives the sampled token as the first, and the tokens of the highest
-            scores as the others, highest first and of equals the lowest token first.
+            logits as the others, highest first and of equals the lowest token first.
         chosen_E: bool, the entry's ids after the first are given instead.
         logprobs: scores are log-probabilities, of a row with a finite maximum; otherwise logits.
 
@@ -196,14 +196,13 @@ def score_tokens(
     scores_N = np.empty(len(lists.ids_N), np.float32)
     ranks_E = np.empty(len(lists.rows_E), np.int64)
     for entry, (row, token) in enumerate(zip(lists.rows_E.tolist(), tokens_E.tolist(), strict=True)):
-        x_V = logits_RV[row].nan_to_num(-torch.inf, torch.inf, -torch.inf)
-        if logprobs and bool(x_V.amax().isfinite()):
-            x_V = x_V.log_softmax(-1)
+        clean_V = logits_RV[row].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        x_V = clean_V.log_softmax(-1) if logprobs and bool(clean_V.amax().isfinite()) else clean_V
         span = slice(lists.starts_E1[entry], lists.starts_E1[entry + 1])
         ids = lists.ids_N[span]
         ids[0] = token
         if not chosen_E[entry]:
-            order = x_V.sort(descending=True, stable=True).indices
+            order = clean_V.sort(descending=True, stable=True).indices
             ids[1:] = order[: len(ids) - 1].cpu().numpy()
         scores_N[span] = x_V[torch.from_numpy(ids).to(x_V.device)].cpu().numpy()
         ranks_E[entry] = int((x_V >= x_V[token]).sum())
