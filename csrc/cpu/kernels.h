@@ -19,14 +19,14 @@ struct AttentionArgs {
 };
 
 struct SampleArgs {
-  int64_t* token_ids;         // [rows], receives the tokens
-  float* logits;              // [rows, vocab], rows row_stride elements apart
-  const float* temperature;   // [rows], 0 = greedy. Null: every row is greedy, and what follows is null too.
-  const int64_t* top_k;       // [rows], 0 = off. Null: no row uses it; likewise the next two.
-  const float* top_p;         // [rows], 1 = off
-  const float* min_p;         // [rows], 0 = off
-  const uint64_t* seeds;      // [rows]
-  const int64_t* positions;   // [rows]
+  int64_t* token_ids;        // [rows], receives the tokens
+  float* logits;             // [rows, vocab], rows row_stride elements apart
+  const float* temperature;  // [rows], 0 = greedy. Null: every row is greedy, and what follows is null too.
+  const int64_t* top_k;      // [rows], 0 = off. Null: no row uses it; likewise the next two.
+  const float* top_p;        // [rows], 1 = off
+  const float* min_p;        // [rows], 0 = off
+  const uint64_t* seeds;     // [rows]
+  const int64_t* positions;  // [rows]
   int64_t rows, vocab, row_stride;
   bool keep;  // random rows become what was drawn from: scaled, -inf where filtered. Else logits stay as they are.
 };
@@ -49,11 +49,11 @@ enum class Edit : int { keep_only = 0, add = 1, mask = 2, mask_unless_last = 3, 
 
 struct EditArgs {
   Edit kind;
-  float* logits;          // rows row_stride elements apart
-  const int64_t* rows;    // [count], rows of the logits
-  const int64_t* starts;  // [count + 1], where each row's entries lie in ids, values and occurrences
-  const int64_t* ids;     // [starts[count]]
-  const float* values;    // add: one for each id; penalise: repetition, frequency and presence for each row
+  float* logits;               // rows row_stride elements apart
+  const int64_t* rows;         // [count], rows of the logits
+  const int64_t* starts;       // [count + 1], where each row's entries lie in ids, values and occurrences
+  const int64_t* ids;          // [starts[count]]
+  const float* values;         // add: one for each id; penalise: repetition, frequency and presence for each row
   const int32_t* occurrences;  // penalise: in the output, for each id
   int64_t count, vocab, row_stride;
 };
