@@ -1,6 +1,6 @@
 """The sampling kernels give what plain torch gives, on every instruction set bit for bit the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,15 @@ def random_filters(rows: int, vocab: int, rng: np.random.Generator) -> dict[str,
         "seeds_R": rng.integers(0, 2**64, rows, np.uint64),
         "positions_R": rng.integers(0, 2**40, rows),
     }
+
+
+@pytest.fixture(params=ops.available_levels())
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The instruction set in use. Emulated matrix tiles have no part in sampling."""
+    before = ops.active_level()
+    ops.use_level(request.param)
+    yield request.param
+    ops.use_level(before)
 
 
 def on_every_level(run: Callable[[], Any]) -> dict[str, Any]:

@@ -92,6 +92,11 @@ class ParallelConfig:
     tensor_parallel_size: int = flag(1, "Devices that share each layer.", aliases=("-tp",))
     pipeline_parallel_size: int = flag(1, "Groups of layers on different devices.", aliases=("-pp",))
     data_parallel_size: int = flag(1, "Independent copies of the engine.", aliases=("-dp",))
+    numa_bind: bool = flag(False, "Keep the engine's threads and memory on one NUMA node.")
+    numa_bind_nodes: list[int] | None = flag(None, "NUMA node of each rank; the one with most cores by default.")
+    numa_bind_cpus: list[str] | None = flag(
+        None, "Cores of each rank, such as 0-3 or 0,2,4-7, instead of all cores of its NUMA node."
+    )
 
 
 @dataclass

@@ -16,6 +16,7 @@ from vllm_clone.config.groups import BlockSize, Dtype, KVCacheDtype
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
+from vllm_clone.platforms import placement
 from vllm_clone.sampling_params import SamplingParams
 
 Usage = Literal["server", "offline"]
@@ -147,6 +148,7 @@ def _resolve_device(config: VllmConfig) -> None:
     if device.device == "cuda":
         raise ConfigError("--device cuda: the GPU engine is not implemented yet; use --device cpu.")
     device.device = "cpu"
+    placement.plan(config.parallel_config)  # what cannot be done is refused before an engine starts
 
 
 def _resolve_model(config: VllmConfig) -> None:

@@ -5,7 +5,7 @@ the values of positions, slots, block ids and lengths are trusted.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -24,7 +24,11 @@ from vllm_clone.kernels.cpu.sampling import mask_at_ as mask_at_
 from vllm_clone.kernels.cpu.sampling import penalise_ as penalise_
 from vllm_clone.kernels.cpu.sampling import sample_tokens as sample_tokens
 from vllm_clone.kernels.cpu.sampling import score_tokens as score_tokens
+from vllm_clone.kernels.gguf_matrix import GGUFMatrix
+from vllm_clone.logger import init_logger
 from vllm_clone.platforms.cpu import num_usable_cores
+
+logger = init_logger(__name__)
 
 
 class _Codes(dict[Any, int]):
@@ -53,6 +57,8 @@ def configure() -> None:
     level = envs.VLLM_CPU_ISA
     if level:
         _C.use(level)
+    elif amx_state() not in ("", "ready"):
+        logger.warning("The processor's AMX tiles: %s. The %s kernels are used.", amx_state(), active_level())
     _C.set_num_threads(envs.VLLM_CPU_THREADS or num_usable_cores())
 
 
@@ -66,14 +72,32 @@ def available_levels() -> list[str]:
     return list(_C.available())
 
 
+def emulated_levels() -> list[str]:
+    """Levels for tests, whose kernels use emulated matrix tiles: chosen by name only."""
+    return list(_C.emulated())
+
+
+def amx_state() -> str:
+    """Whether the processor's matrix tiles are used: "ready" or why not; empty when it has none."""
+    return str(_C.amx_state())
+
+
 def use_level(name: str) -> None:
-    """Switch to one of the available levels."""
+    """Switch to one of the available or emulated levels."""
     _C.use(name)
 
 
 def set_num_threads(count: int) -> None:
     """Number of threads all kernels use, the calling one included."""
     _C.set_num_threads(count)
+
+
+def set_thread_cores(cores: list[int]) -> None:
+    """Keep the i-th thread of the pool on core ``cores[i % len(cores)]``; [] lets all run where they like.
+
+    The calling thread is the pool's first and stays as it is: a thread it starts later inherits its cores.
+    """
+    _C.set_thread_cores(cores)
 
 
 _arena: Arena | None = None
@@ -86,7 +110,12 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 _weights = Arena()
-"""Where packed matrices stand, one after the other."""
+"""Where the matrices of a model stand, one after the other."""
+
+
+def empty_weight(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor for numbers that every step reads: 64-byte aligned, in huge pages if there are any."""
+    return _weights.empty(shape, dtype)
 
 
 class Tape:
@@ -332,20 +361,50 @@ LINEAR_TILE = 32
 
 def can_pack_linear(weight_NK: torch.Tensor) -> bool:
     """Whether :func:`pack_linear` takes this matrix."""
-    if weight_NK.dim() != 2:
-        return False
-    return weight_NK.dtype == torch.float32 or (weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] % 2 == 0)
+    return weight_NK.dim() == 2 and packed_linear_shape(*weight_NK.shape, weight_NK.dtype) is not None
+
+
+def packed_linear_shape(n: int, k: int, dtype: torch.dtype) -> tuple[int, ...] | None:
+    """Shape of a packed matrix [n, k]: (⌈n/32⌉, k/2, 32, 2) for bf16, (⌈n/32⌉, k, 32) for f32; None if it cannot be."""
+    tiles = -(-n // LINEAR_TILE)
+    if dtype == torch.float32:
+        return tiles, k, LINEAR_TILE
+    return (tiles, k // 2, LINEAR_TILE, 2) if dtype == torch.bfloat16 and k % 2 == 0 else None
 
 
 def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
-    """Weights [N, K] in the order the kernel streams them: [⌈N/32⌉, K/2, 32, 2] (bf16) or [⌈N/32⌉, K, 32] (f32)."""
-    _require(can_pack_linear(weight_NK) and weight_NK.is_contiguous(), "pack_linear: float32 or bfloat16 of even width")
-    n, k = weight_NK.shape
-    tiles = -(-n // LINEAR_TILE)
-    shape = (tiles, k, LINEAR_TILE) if weight_NK.dtype == torch.float32 else (tiles, k // 2, LINEAR_TILE, 2)
-    packed = _weights.empty(shape, weight_NK.dtype)
-    _C.pack_linear(_DTYPES[weight_NK.dtype], packed.data_ptr(), weight_NK.data_ptr(), n, k)
+    """Weights [N, K] in the order the kernel streams them, of :func:`packed_linear_shape`."""
+    _require(can_pack_linear(weight_NK), "pack_linear: float32 or bfloat16 of even width")
+    shape = packed_linear_shape(*weight_NK.shape, weight_NK.dtype)
+    assert shape is not None
+    packed = empty_weight(shape, weight_NK.dtype)
+    _pack_tiles(packed, weight_NK)
     return packed
+
+
+def pack_linear_rows(packed: torch.Tensor, first: int, rows_RK: torch.Tensor) -> None:
+    """Write rows [R, K] of a matrix, from row ``first`` on, into its packed form; other rows stay as they are."""
+    end, tiles = first + rows_RK.shape[0], packed.shape[0]
+    _require(
+        packed.is_contiguous() and 0 <= first <= end <= tiles * LINEAR_TILE and rows_RK.dtype == packed.dtype
+        and can_pack_linear(rows_RK) and packed.shape == packed_linear_shape(tiles * LINEAR_TILE, rows_RK.shape[1], packed.dtype),
+        "pack_linear_rows: rows and packed matrix must agree in width and dtype",
+    )  # fmt: skip
+    whole = range(-(-first // LINEAR_TILE), end // LINEAR_TILE)
+    if whole:
+        rows = rows_RK[whole.start * LINEAR_TILE - first : whole.stop * LINEAR_TILE - first]
+        _pack_tiles(packed[whole.start : whole.stop], rows)
+    for tile in sorted({first // LINEAR_TILE, (end - 1) // LINEAR_TILE} - set(whole)) if end > first else ():
+        start = tile * LINEAR_TILE
+        matrix = packed_rows(packed, torch.arange(start, start + LINEAR_TILE))
+        low, high = max(first, start), min(end, start + LINEAR_TILE)
+        matrix[low - start : high - start] = rows_RK[low - first : high - first]
+        _pack_tiles(packed[tile : tile + 1], matrix)
+
+
+def _pack_tiles(packed: torch.Tensor, rows_NK: torch.Tensor) -> None:
+    _require(rows_NK.is_contiguous() and rows_NK.dtype == packed.dtype, "pack_linear: contiguous rows of one dtype")
+    _C.pack_linear(_DTYPES[packed.dtype], packed.data_ptr(), rows_NK.data_ptr(), *rows_NK.shape)
 
 
 def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
@@ -353,15 +412,18 @@ def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
     return _matrix_rows(packed, packed[0].numel() // LINEAR_TILE, rows_T, True)
 
 
-def linear(
+_STORE = 0
+_GATED = _Codes({"silu": 1, "gelu": 2, "gelu_tanh": 3})
+
+
+def _linear(
     x_TK: torch.Tensor,
     packed: torch.Tensor,
     num_outputs: int,
     bias_N: torch.Tensor | None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N]. Sums are float32; so is the output if ``out_dtype``
-    says so, else it has x's dtype."""
+    out: torch.Tensor,
+    epilogue: int,
+) -> None:
     k = x_TK.shape[-1]
     lanes = (LINEAR_TILE,) if x_TK.dtype == torch.float32 else (LINEAR_TILE, 2)
     _require(
@@ -373,14 +435,38 @@ def linear(
         bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (num_outputs,) and bias_N.is_contiguous()),
         "linear: the bias must be one number per output, in x's dtype",
     )
+    _require(out.dtype in (x_TK.dtype, torch.float32), "linear: the output has x's dtype or is float32")
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
-    rows = x.shape[0]
-    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
-    _require(out.dtype in (x.dtype, torch.float32), "linear: the output has x's dtype or is float32")
     _C.linear(
         _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
-        0 if bias_N is None else bias_N.data_ptr(), rows, num_outputs, k, x.stride(0), num_outputs,
+        0 if bias_N is None else bias_N.data_ptr(), x.shape[0], num_outputs, k, x.stride(0), out.shape[-1], epilogue,
     )  # fmt: skip
+
+
+def linear(
+    x_TK: torch.Tensor,
+    packed: torch.Tensor,
+    num_outputs: int,
+    bias_N: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N]. Sums are float32; so is the output if ``out_dtype``
+    says so, else it has x's dtype."""
+    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
+    _linear(x_TK, packed, num_outputs, bias_N, out, _STORE)
+    return out
+
+
+def gated_linear(
+    x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_2F: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    code, width = _GATED[activation], num_outputs // 2
+    _require(num_outputs % 2 == 0, "gated_linear: gate and up halves expected")
+    if width % LINEAR_TILE:  # the halves share a tile
+        both = linear(x_TK, packed, num_outputs, bias_2F)
+        return _activation(both, code - _GATED["silu"] + _SILU, True)
+    out = empty((*x_TK.shape[:-1], width), x_TK.dtype)
+    _linear(x_TK, packed, num_outputs, bias_2F, out, code)
     return out
 
 
@@ -419,35 +505,44 @@ def gguf_rows(packed: torch.Tensor, ggml_type: int, k: int, rows_T: torch.Tensor
     return out
 
 
+GGUF_INPUT_BYTES = 64
+"""What :func:`gguf_linear` keeps of each 32 inputs of a row."""
+
+
 def gguf_linear(
     x_TK: torch.Tensor,
-    packed: torch.Tensor,
-    ggml_type: int,
-    num_outputs: int,
+    matrices: Sequence[GGUFMatrix],
     bias_N: torch.Tensor | None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x Wᵀ (+ bias) with W from :func:`pack_gguf_linear`: [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
+    """x times each matrix, side by side (+ bias): [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
 
     x is rounded to 8 bits with one scale per 32 inputs; integers are summed exactly, groups in float32.
     """
-    k = x_TK.shape[-1]
+    k, n = x_TK.shape[-1], sum(matrix.num_outputs for matrix in matrices)
+    for packed, ggml_type, num_outputs in matrices:
+        _require(
+            ggml_type in GGUF_PACKABLE and packed.dtype == torch.uint8 and packed.is_contiguous() and k % 32 == 0
+            and packed.numel() == _C.gguf_packed_bytes(int(ggml_type), num_outputs, k),
+            "gguf_linear: these weights were packed for another type or shape",
+        )  # fmt: skip
     _require(
-        ggml_type in GGUF_PACKABLE and packed.dtype == torch.uint8 and packed.is_contiguous() and k % 32 == 0
-        and packed.numel() == _C.gguf_packed_bytes(int(ggml_type), num_outputs, k),
-        "gguf_linear: these weights were packed for another type or shape",
-    )  # fmt: skip
-    _require(
-        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (num_outputs,) and bias_N.is_contiguous()),
+        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (n,) and bias_N.is_contiguous()),
         "gguf_linear: the bias must be one number per output, in x's dtype",
     )
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
-    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
+    out = empty((*x_TK.shape[:-1], n), out_dtype or x_TK.dtype)
     _require(out.dtype in (x.dtype, torch.float32), "gguf_linear: the output has x's dtype or is float32")
-    _C.gguf_linear(
-        int(ggml_type), _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
-        0 if bias_N is None else bias_N.data_ptr(), x.shape[0], num_outputs, k, x.stride(0),
-    )  # fmt: skip
+    rows, dtype, item, bias_item = x.shape[0], _DTYPES[x.dtype], out.itemsize, x.itemsize
+    inputs = empty((rows, k // 32 * GGUF_INPUT_BYTES), torch.uint8)
+    _C.gguf_inputs(dtype, inputs.data_ptr(), x.data_ptr(), rows, k, x.stride(0))
+    first = 0
+    for packed, ggml_type, num_outputs in matrices:
+        _C.gguf_linear(
+            int(ggml_type), dtype, _DTYPES[out.dtype], out.data_ptr() + first * item, inputs.data_ptr(),
+            packed.data_ptr(), 0 if bias_N is None else bias_N.data_ptr() + first * bias_item, rows, num_outputs, k, n,
+        )  # fmt: skip
+        first += num_outputs
     return out
 
 
