@@ -9,11 +9,12 @@ from vllm_clone.config.flags import (
     lower,
     resolved,
 )
+from vllm_clone.config.kv_cache import KV_DTYPES, KV_NOT_SERVED
 from vllm_clone.config.support import gpu_only, later, not_here
 
 BlockSize = Literal[1, 8, 16, 32, 64, 128, 256]
 KVCacheDtype = Literal[
-    "auto", "bfloat16", "float16", "float32", "fp8", "fp8_ds_mla", "fp8_e4m3", "fp8_e5m2", "fp8_inc",
+    "auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_ds_mla", "fp8_e4m3", "fp8_e5m2", "fp8_inc",
     "fp8_per_token_head", "int4_per_token_head", "int8_per_token_head", "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla",
     "turboquant_3bit_nc", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_k8v4", "ultraquant_4bit",
 ]  # fmt: skip
@@ -34,9 +35,10 @@ class CacheConfig:
     )
     kv_cache_dtype: KVCacheDtype = flag(
         "auto",
-        "Data type of the KV cache.",
-        support=gpu_only("Caches of this type", "use auto, bfloat16 or float16"),
-        working=("auto", "bfloat16", "float16", "float32"),
+        "Data type of the KV cache: auto is the model's, fp8 is fp8_e4m3, int8 is int8_per_token_head.",
+        support=not_here("the kernels keep no such cache", "use another type"),
+        working=("auto", "int8", "fp8", *KV_DTYPES),
+        reasons=KV_NOT_SERVED,
     )
     num_gpu_blocks_override: int | None = flag(
         None, "Number of KV blocks, whatever the memory; for tests.", nullable=True

@@ -9,6 +9,7 @@ import json
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -143,6 +144,7 @@ def flag(
     secret: bool = False,
     support: Support = WORKS,
     working: tuple[Any, ...] = (),
+    reasons: Mapping[str, str] | None = None,
     known: tuple[str, ...] = (),
     repeatable: bool = False,
     heading: str = "",
@@ -159,6 +161,7 @@ def flag(
         secret: the value is never printed.
         support: what becomes of a value other than the default.
         working: values that act although ``support`` says that the others do not.
+        reasons: value → why just this one does not act, a clause.
         known: names worth trying, where plugins may add more.
         repeatable: a list to which every further mention adds.
         heading: the group under which help shows the flag, when it is not the field's own.
@@ -166,7 +169,7 @@ def flag(
     """
     info = {
         "help": help, "aliases": aliases, "one_way": one_way, "nullable": nullable, "secret": secret,
-        "support": support, "working": working, "known": known, "repeatable": repeatable, "heading": heading,
+        "support": support, "working": working, "reasons": reasons, "known": known, "repeatable": repeatable, "heading": heading,
         "key": key,
     }  # fmt: skip
     return _field(default, {"flag": info})
@@ -218,6 +221,7 @@ class FlagSpec:
     secret: bool = False
     support: Support = WORKS
     working: tuple[Any, ...] = ()
+    reasons: Mapping[str, str] | None = None
     known: tuple[str, ...] = ()
     repeatable: bool = False
     heading: str = ""
@@ -258,7 +262,8 @@ class FlagSpec:
             shown = self.name
         support = self.support
         works = f"; {', '.join(map(str, self.working))} work" if self.working else ""
-        return f"{shown}: {support.reason}{works}; {support.remedy}."
+        reason = (self.reasons or {}).get(value, support.reason)
+        return f"{shown}: {reason}{works}; {support.remedy}."
 
 
 def flags_of(config_class: type) -> list[FlagSpec]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_clone.config import FrontendConfig, VllmConfig
 from vllm_clone.config.flags import FlagSpec, flags_of
-from vllm_clone.config.kv_cache import DTYPE_BYTES
+from vllm_clone.config.kv_cache import KV_DTYPES
 from vllm_clone.engine.arg_utils import REASONS, EngineArgs
 from vllm_clone.hub.files import weight_files
 from vllm_clone.platforms.cpu import available_memory
@@ -76,11 +76,12 @@ def kv_bytes_per_token(hf: Mapping[str, Any], dtype: str) -> int:
     hidden = hf.get("hidden_size") or hf.get("n_embd")
     if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
         return 0
-    if min(layers, heads, hidden) < 1 or dtype not in DTYPE_BYTES:
+    if min(layers, heads, hidden) < 1 or dtype not in KV_DTYPES:
         return 0
     kv_heads = hf.get("num_key_value_heads") or heads
     head_dim = hf.get("head_dim") or hidden // heads
-    return int(2 * layers * kv_heads * head_dim * DTYPE_BYTES[dtype])
+    element = KV_DTYPES[dtype]
+    return int(2 * layers * kv_heads * (head_dim * element.num_bytes + element.scale_bytes))
 
 
 def _mib(size: int) -> str:
