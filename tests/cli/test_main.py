@@ -16,21 +16,6 @@ from vllm_clone.version import __version__
 HEAVY = ("torch", "transformers", "fastapi", "zmq", "numpy", "uvicorn", "pydantic", "openai", "huggingface_hub")
 
 
-@pytest.fixture
-def fails(capsys):
-    """The error line and exit code of a command line that must fail in one line on stderr."""
-
-    def run(*argv: str) -> tuple[str, int]:
-        code = main(argv)
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith("vllm: error: ")
-        assert captured.err.count("\n") == 1
-        return captured.err.removeprefix("vllm: error: ").strip(), code
-
-    return run
-
-
 @pytest.mark.parametrize("flag", ["--version", "-v"])
 def test_version(capsys, flag):
     assert main([flag]) == 0

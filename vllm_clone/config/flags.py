@@ -169,8 +169,8 @@ def flag(
     """
     info = {
         "help": help, "aliases": aliases, "one_way": one_way, "nullable": nullable, "secret": secret,
-        "support": support, "working": working, "reasons": reasons, "known": known, "repeatable": repeatable, "heading": heading,
-        "key": key,
+        "support": support, "working": working, "reasons": reasons, "known": known,
+        "repeatable": repeatable, "heading": heading, "key": key,
     }  # fmt: skip
     return _field(default, {"flag": info})
 
