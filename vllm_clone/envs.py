@@ -166,6 +166,11 @@ def __getattr__(name: str) -> Any:
         raise ValueError(f"{name}={text}: {error}; correct it or unset it.") from error
 
 
+def export(name: str, value: str) -> None:
+    """Set a variable for this process and those it starts."""
+    os.environ[name] = value
+
+
 def problems() -> list[str]:
     """One line for each variable whose text is not a value it can have."""
     found = []

@@ -62,6 +62,17 @@ def _configure() -> None:
     root.propagate = False
 
 
+def use_config_file(path: str) -> None:
+    """Log as a JSON file for logging.config.dictConfig says, here and in processes started from now on.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no such configuration.
+    """
+    with open(path, encoding="utf-8") as file:
+        logging.config.dictConfig(json.load(file))
+    envs.export("VLLM_LOGGING_CONFIG_PATH", path)
+
+
 def _colour_wanted(terminal: bool) -> bool:
     if envs.VLLM_LOGGING_COLOR != "auto":
         return bool(envs.VLLM_LOGGING_COLOR == "1")

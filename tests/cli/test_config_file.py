@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_clone.entrypoints.cli import serve
+from vllm_clone.entrypoints.cli import config_file, serve
 from vllm_clone.entrypoints.cli.parser import FlagParser, UsageError
 from vllm_clone.errors import ConfigError
 
@@ -20,7 +20,7 @@ def parse(tmp_path: Path):
         words = [a.replace("FILE", str(path)) for a in argv or ("--config", "FILE")]
         parser = FlagParser("vllm serve", serve.USAGE, "Serve.")
         serve.add_arguments(parser)
-        given = vars(parser.parse(serve.prepare_argv(words)))
+        given = vars(parser.parse(words))
         assert given.pop("config") == str(path)
         return {k: v for k, v in given.items() if not (k == "model_tag" and v is None)}
 
@@ -99,5 +99,8 @@ def test_wrong_files(parse, yaml, error, message):
     ],
 )
 def test_wrong_uses(argv, message):
+    def read():
+        config_file.flags_in(config_file.named_file(argv), frozenset())
+
     with pytest.raises(ConfigError, match=message):
-        serve.prepare_argv(argv)
+        read()

@@ -90,7 +90,14 @@ def test_a_socket_path_that_is_too_long_is_named(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("typed", "flag", "config", "model"),
-    [("M", None, None, "M"), (None, "X", None, "X"), ("M", "M", None, "M"), ("M", "X", "c.yaml", "M")],
+    [
+        ("M", None, None, "M"),
+        (None, "X", None, "X"),
+        ("M", "M", None, "M"),
+        ("M", "X", "c.yaml", "M"),
+        ("M", "X", None, "M"),
+        (None, None, None, "Qwen/Qwen3-0.6B"),
+    ],
 )
 def test_the_model_may_come_by_itself_by_flag_or_from_a_file(typed, flag, config, model):
     args = argparse.Namespace(model_tag=typed, config=config)
@@ -120,3 +127,8 @@ def test_secrets_are_not_logged(monkeypatch, tmp_path, free_port):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", free_port), timeout=5)
     assert os.environ.get("VLLM_API_KEY") is None
+
+
+def test_of_two_models_the_one_typed_by_itself_is_served_and_the_other_named(capsys):
+    serve._model_of(argparse.Namespace(model_tag="M", model="X"))
+    assert capsys.readouterr().err == "vllm: warning: M is served, not --model X.\n"

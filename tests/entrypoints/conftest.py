@@ -1,4 +1,4 @@
-"""One plain server per test module."""
+"""One plain server per test module, with the flags of the first recorded one (whose CORS default was none)."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.entrypoints.http_server import HTTPServer
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HTTPServer]:
-    with HTTPServer(enable_prompt_tokens_details=True) as running:
+    with HTTPServer(enable_prompt_tokens_details=True, allowed_origins=[]) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ import httpx
 import uvicorn
 
 from tests.engine.fakes import FakeExecutor
-from vllm_clone.config import CacheConfig, FrontendConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm_clone.config import ENGINE_GROUPS, CacheConfig, FrontendConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.engine.core_client import ThreadClient
 from vllm_clone.entrypoints.launchers.api_server import max_concurrency
@@ -56,12 +56,11 @@ def http_config(**changes: Any) -> VllmConfig:
         scheduler_config=SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=64),
     )  # fmt: skip
     groups = {}
-    for group in dataclasses.fields(config):
-        value = getattr(config, group.name)
+    for name in ENGINE_GROUPS:
+        value = getattr(config, name)
         own = {k: changes.pop(k) for k in list(changes) if k in {f.name for f in dataclasses.fields(value)}}
-        groups[group.name] = dataclasses.replace(value, **own)
-    assert not changes, f"no such settings: {changes}"
-    return VllmConfig(**groups)
+        groups[name] = dataclasses.replace(value, **own)
+    return VllmConfig(**groups, **changes)
 
 
 class ScriptedExecutor(FakeExecutor):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vllm_clone.attention import AttentionMetadata, ForwardContext
-from vllm_clone.config.groups import LoadConfig, ModelConfig
+from vllm_clone.config import LoadConfig, ModelConfig
 from vllm_clone.config.kv_cache import KVCacheGroup
 from vllm_clone.config.vllm import VllmConfig
 from vllm_clone.model_loader import load_model

@@ -27,7 +27,7 @@ scales, each token's key and value of a head uses the type's whole range."""
 _KV_ALIASES = {"fp8": "fp8_e4m3", "int8": "int8_per_token_head"}
 _MLA_ONLY = "it is a layout of MLA layers, which no model here has"
 _BELOW_8_BITS = "the CPU kernels store no elements of fewer than 8 bits"
-_NOT_HERE = {
+KV_NOT_SERVED = {
     "fp8_ds_mla": _MLA_ONLY,
     "nvfp4_ds_mla": _MLA_ONLY,
     "fp8_inc": "it is the 8-bit float of another vendor's accelerator; use fp8",
@@ -40,13 +40,7 @@ _NOT_HERE = {
     "turboquant_k8v4": _BELOW_8_BITS,
     "ultraquant_4bit": _BELOW_8_BITS,
 }
-
-
-def parse_kv_cache_dtype(text: str) -> str:
-    """The value of ``--kv-cache-dtype`` as it is. Raises ValueError with the reason for a known type not served."""
-    if text in _NOT_HERE:
-        raise ValueError(f"not served: {_NOT_HERE[text]}")
-    return text
+"""Values of ``--kv-cache-dtype`` that other engines serve → why this one does not."""
 
 
 def kv_dtype_name(asked: str, model_dtype: str) -> str:
@@ -84,6 +78,11 @@ class SlidingWindowSpec(FullAttentionSpec):
 
 
 KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
+
+
+def as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
+    """The spec of a layer of the same size that keeps every token."""
+    return FullAttentionSpec(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype)
 
 
 @dataclass(frozen=True, slots=True)

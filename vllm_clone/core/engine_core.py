@@ -13,6 +13,8 @@ from vllm_clone.errors import ConfigError
 from vllm_clone.executor.base import Executor
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason
+from vllm_clone.step import SchedulerOutput
+from vllm_clone.utils.imports import import_named
 
 logger = init_logger(__name__)
 
@@ -41,11 +43,15 @@ class EngineCore:
             self.executor.load_model()
             self.kv_cache_config = self._plan_kv_cache()
             self.executor.initialize_kv_cache(self.kv_cache_config)
-            self.scheduler = Scheduler(config, self.kv_cache_config)
+            named = config.scheduler_config.scheduler_cls
+            scheduler_class: type[Scheduler] = import_named("--scheduler-cls", named) if named else Scheduler
+            self.scheduler = scheduler_class(config, self.kv_cache_config)
         except BaseException:
             self.executor.shutdown()
             raise
         self.load_seconds = time.monotonic() - begun
+        self._log_iterations = config.observability_config.enable_logging_iteration_details
+        self._iterations, self._iteration_end = 0, time.monotonic()
         self._log_stats = not config.observability_config.disable_log_stats
         self._report_size()
 
@@ -83,6 +89,8 @@ class EngineCore:
         result = self.executor.execute_model(work)
         self._take_late_aborts()
         outputs = self.scheduler.update_from_output(work, result)
+        if self._log_iterations:
+            self._log_iteration(work)
         if self._log_stats:
             first = outputs.get(0)
             if first is None:
@@ -142,6 +150,17 @@ class EngineCore:
         )
 
     # ---- parts ----
+
+    def _log_iteration(self, work: SchedulerOutput) -> None:
+        """One line: what the step computed, and the time since the one before."""
+        begun, self._iteration_end = self._iteration_end, time.monotonic()
+        self._iterations += 1
+        counts = work.num_scheduled_tokens.values()
+        decodes = sum(count == 1 for count in counts)
+        logger.info(
+            "Iteration %d: %d prefill requests with %d tokens, %d decode requests, %.2f ms", self._iterations,
+            len(counts) - decodes, sum(counts) - decodes, decodes, (self._iteration_end - begun) * 1000,
+        )  # fmt: skip
 
     def _take_late_aborts(self) -> None:
         try:

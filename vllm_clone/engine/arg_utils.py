@@ -10,10 +10,11 @@ from typing import Any, Literal, cast
 import msgspec
 
 from vllm_clone import envs
-from vllm_clone.config import ENGINE_GROUPS, ModelConfig, SchedulerConfig, VllmConfig
-from vllm_clone.config.flags import FlagSpec, flags_of
-from vllm_clone.config.groups import BlockSize, Dtype, KVCacheDtype
+from vllm_clone.config import ENGINE_GROUPS, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm_clone.config.cache import BlockSize, KVCacheDtype
+from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
 from vllm_clone.config.kv_cache import kv_dtype_name
+from vllm_clone.config.model import Dtype
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
@@ -23,9 +24,13 @@ from vllm_clone.sampling_params import SamplingParams
 Usage = Literal["server", "offline"]
 
 ENGINE_FLAGS: dict[str, tuple[str, FlagSpec]] = {
-    spec.field: (group, spec) for group, config_class in ENGINE_GROUPS.items() for spec in flags_of(config_class)
+    spec.field: (group, spec)
+    for group, config_class in (ENGINE_GROUPS | {"": VllmConfig}).items()
+    for spec in flags_of(config_class)
 }
-"""Flag field → (group in VllmConfig, flag)."""
+"""Flag field → (group in VllmConfig, "" for VllmConfig itself; flag)."""
+FLAG_WINS = frozenset(["moe_backend", "linear_backend", "sparse_indexer_topk_backend", "reasoning_parser"])
+"""Flags that silently win over the same key of their group's JSON flag; of others only one may be given."""
 
 LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
@@ -42,6 +47,34 @@ SAMPLING_DEFAULTS = {
 GENERATION_KEYS = frozenset([*SAMPLING_DEFAULTS, "max_new_tokens", "max_tokens"])
 FALLBACK_MAX_MODEL_LEN = 2048
 DEFAULT_BLOCK_SIZE: BlockSize = 16
+REASONS = {
+    "device": "the only device of this build",
+    "path": "where --model is",
+    "model_format": "the model's files",
+    "tokenizer_path": "--tokenizer, else the model's own",
+    "hf_config": "config.json, with --hf-overrides laid over it",
+    "architecture": "config.json",
+    "vocab_size": "config.json",
+    "dtype": "the checkpoint's type, in 16 bits where it can be",
+    "max_model_len": "the longest sequence config.json states",
+    "fit_max_model_len": "--max-model-len auto",
+    "served_model_name": "--model",
+    "generation_defaults": "--generation-config and --override-generation-config",
+    "eos_token_ids": "generation_config.json, else config.json",
+    "block_size": "the CPU kernels' size",
+    "kv_cache_dtype": "--dtype",
+    "enable_prefix_caching": "on for models that generate",
+    "enable_chunked_prefill": "on for models that generate",
+    "async_scheduling": "on unless refused",
+    "memory_share_given": "whether --gpu-memory-utilization is given",
+    "max_num_batched_tokens": "the device's default, --max-num-seqs and --max-model-len",
+    "max_num_seqs": "the device's default and --max-num-batched-tokens",
+    "mode": "models run their own code",
+    "cudagraph_mode": "--optimization-level and --enforce-eager",
+    "max_cudagraph_capture_size": "--max-num-batched-tokens and the mode",
+    "cudagraph_capture_sizes": "sorted, without what exceeds --max-num-batched-tokens",
+}
+"""Field → what its value is derived from."""
 BATCH_DEFAULTS: dict[tuple[str, Usage], tuple[int, int]] = {
     ("cpu", "server"): (2048, 128),
     ("cpu", "offline"): (4096, 256),
@@ -74,12 +107,10 @@ class EngineArgs:
         """
         for problem in envs.problems():
             raise ConfigError(problem)
-        groups: dict[str, dict[str, Any]] = {group: {} for group in ENGINE_GROUPS}
-        for name, value in self.values.items():
-            groups[ENGINE_FLAGS[name][0]][name] = value
-        if "gpu_memory_utilization" in self.values:
-            groups["cache_config"]["memory_share_given"] = True
-        config = VllmConfig(**{group: cls(**groups[group]) for group, cls in ENGINE_GROUPS.items()})
+        config = self.unresolved()
+        refuse_what_cannot_act(config)
+        if config.fail_on_environ_validation and (unknown := envs.unknown_names()):
+            raise ConfigError(f"{unknown[0]}: this environment variable means nothing here; correct it or unset it.")
         for resolve in (
             _check_ranges,
             _resolve_device,
@@ -90,7 +121,65 @@ class EngineArgs:
         ):
             resolve(config)
         _resolve_batch(config, usage)
+        _resolve_graphs(config)
         return config
+
+    def unresolved(self) -> VllmConfig:
+        """The values in their groups, with JSON flags spread over the fields of theirs."""
+        groups: dict[str, dict[str, Any]] = {group: {} for group in (*ENGINE_GROUPS, "")}
+        containers = []
+        for name, value in self.values.items():
+            group, spec = ENGINE_FLAGS[name]
+            if spec.container:
+                containers.append((spec, value))
+            else:
+                groups[group][name] = value
+        for spec, value in containers:
+            _spread(spec, value, groups[spec.field])
+        if "gpu_memory_utilization" in self.values:
+            groups["cache_config"]["memory_share_given"] = True
+        built = {group: cls(**groups[group]) for group, cls in ENGINE_GROUPS.items()}
+        return VllmConfig(**built, **groups[""])
+
+
+def _spread(container: FlagSpec, keys: dict[str, Any], group: dict[str, Any]) -> None:
+    """Put the keys of a JSON flag into its group's values."""
+    known = keys_of(container)
+    for key, value in keys.items():
+        name = f"{container.name}.{key}"
+        spec = known.get(key.replace("-", "_"))
+        if spec is None:
+            near = difflib.get_close_matches(key, known, n=1) or list(known)
+            raise ConfigError(f"{name} {value}: no such key; did you mean {' or '.join(near)}?")
+        field = spec.field.rpartition(".")[2]
+        if field in group:
+            if field in FLAG_WINS:
+                continue
+            raise ConfigError(f"{name} {value}: {spec.name} gives it too; leave one of them out.")
+        group[field] = _of_type(spec, value, name, from_text=spec.kind == "list")
+
+
+def refuse_what_cannot_act(config: Any) -> None:
+    """Stop at the first value, other than the default, of a flag that this build cannot honour.
+
+    Raises:
+        ConfigError: flag, reason and remedy.
+    """
+    for spec in flags_of(type(config)):
+        value = getattr(config, spec.field)
+        if spec.container is None:
+            _refuse(spec, value)
+            continue
+        for inner in keys_of(spec).values():
+            if "." in inner.field:
+                _refuse(inner, getattr(value, inner.field.rpartition(".")[2]))
+    for group in ENGINE_GROUPS if isinstance(config, VllmConfig) else ():
+        refuse_what_cannot_act(getattr(config, group))
+
+
+def _refuse(spec: FlagSpec, value: Any) -> None:
+    if (refusal := spec.refusal(value)) is not None:
+        raise ConfigError(refusal)
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -98,7 +187,7 @@ def _checked(name: str, value: Any) -> Any:
     if name not in ENGINE_FLAGS:
         near = difflib.get_close_matches(name, ENGINE_FLAGS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "vllm serve --help=all lists the known ones."
-        raise ConfigError(f"{name} is not an engine argument, or not yet; {hint}")
+        raise ConfigError(f"{name} is not an engine argument; {hint}")
     spec = ENGINE_FLAGS[name][1]
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -106,14 +195,22 @@ def _checked(name: str, value: Any) -> Any:
         value = str(value).removeprefix("torch.")
     if name == "served_model_name" and isinstance(value, str):
         value = [value]
+    if name == "compilation_config" and isinstance(value, int):
+        value = {"mode": value}
+    return _of_type(spec, value, spec.name)
+
+
+def _of_type(spec: FlagSpec, value: Any, name: str, *, from_text: bool = False) -> Any:
+    """A value from Python or JSON as its field has it; numbers and names may come as text."""
     try:
-        if isinstance(value, str) and spec.kind in ("int", "float"):
-            value = spec.parse(value)
-        if spec.choices and value is not None and value not in spec.choices:
+        is_text = isinstance(value, str)
+        if (is_text and spec.kind in ("int", "float", "str")) or (type(value) is int and spec.kind == "int"):
+            value = spec.parse(str(value))
+        if spec.choices and spec.kind != "list" and value is not None and value not in spec.choices:
             raise ValueError(f"not one of {', '.join(map(str, spec.choices))}")
-        return spec.check(value)
+        return spec.check(value, from_text=from_text)
     except ValueError as error:
-        raise ConfigError(f"{spec.name} {value}: {error}.") from error
+        raise ConfigError(f"{name} {value}: {error}.") from error
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -129,10 +226,10 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_num_queued_tokens": (lambda v: v >= 1, "must be at least 1"),
     "long_prefill_token_threshold": (lambda v: v >= 0, "must be at least 0"),
     "watermark": (lambda v: 0 <= v < 1, "must be in [0, 1)"),
+    "safetensors_prefetch_num_threads": (lambda v: 1 <= v <= 1024, "must be in [1, 1024]"),
+    "safetensors_prefetch_block_size": (lambda v: v >= 1, "must be at least 1"),
+    "renderer_num_workers": (lambda v: 1 <= v <= 1024, "must be in [1, 1024]"),
     "stream_interval": (lambda v: v >= 1, "must be at least 1"),
-    "tensor_parallel_size": (lambda v: v == 1, "is not implemented yet; use 1"),
-    "pipeline_parallel_size": (lambda v: v == 1, "is not implemented yet; use 1"),
-    "data_parallel_size": (lambda v: v == 1, "is not implemented yet; run several servers"),
 }
 
 
@@ -154,13 +251,15 @@ def _resolve_device(config: VllmConfig) -> None:
 
 def _resolve_model(config: VllmConfig) -> None:
     model, load = config.model_config, config.load_config
-    files = resolve_model(model.model, model.revision, load.download_dir)
+    if isinstance(model.hf_token, str):
+        envs.export("HF_TOKEN", model.hf_token)  # where the hub's library looks; the bare flag is what it does anyway
+    files = resolve_model(model.model, model.revision, load.download_dir, load.ignore_patterns)
     model.path, model.model_format = str(files.path), files.format
     if load.load_format == "gguf" and files.format != "gguf":
         raise ConfigError(f"--load-format gguf: {model.path} is not a GGUF file; give the .gguf file as the model.")
     if files.format == "gguf" and load.load_format not in ("auto", "gguf", "dummy"):
         raise ConfigError(f"--load-format {load.load_format}: {model.path} is a GGUF file; leave the flag out.")
-    hf = load_hf_config(files) | model.hf_overrides
+    hf = _hf_config(model, load, files) | model.hf_overrides
     if isinstance(hf.get("text_config"), dict):
         raise ConfigError(f"{model.path}: multimodal models (text_config in config.json) are not implemented yet.")
     architectures = hf.get("architectures")
@@ -170,12 +269,22 @@ def _resolve_model(config: VllmConfig) -> None:
     if not _is_count(hf.get("vocab_size")):
         raise ConfigError(f"{model.path}: config.json has no vocab_size above 0.")
     model.vocab_size = hf["vocab_size"]
-    if model.tokenizer is None:
+    if model.tokenizer is None and model.tokenizer_revision is None:
         model.tokenizer_path = model.path
     else:
-        model.tokenizer_path = str(resolve_tokenizer(model.tokenizer, model.revision, load.download_dir))
+        revision = model.tokenizer_revision or model.revision
+        model.tokenizer_path = str(resolve_tokenizer(model.tokenizer or model.model, revision, load.download_dir))
     model.served_model_name = model.served_model_name or [model.model]
     _resolve_generation(model, files)
+
+
+def _hf_config(model: ModelConfig, load: LoadConfig, files: ModelFiles) -> dict[str, Any]:
+    if model.hf_config_path is None:
+        return load_hf_config(files)
+    path = resolve_tokenizer(model.hf_config_path, model.revision, load.download_dir) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"--hf-config-path {model.hf_config_path}: {path} does not exist; give its directory.")
+    return read_json(path)
 
 
 def _resolve_generation(model: ModelConfig, files: ModelFiles) -> None:
@@ -236,6 +345,10 @@ def _resolve_dtype(config: VllmConfig) -> None:
 def _resolve_length(config: VllmConfig) -> None:
     model = config.model_config
     derived = derive_max_model_len(model.hf_config)
+    window: Any = model.hf_config.get("sliding_window")
+    if model.disable_sliding_window and _is_count(window):
+        model.hf_config = model.hf_config | {"sliding_window": None, "use_sliding_window": False}
+        derived = min(derived or FALLBACK_MAX_MODEL_LEN, int(window))
     asked = model.max_model_len
     if asked is None or asked == -1:
         model.max_model_len = derived or FALLBACK_MAX_MODEL_LEN
@@ -286,6 +399,8 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
     if sched.enable_chunked_prefill is None:
         sched.enable_chunked_prefill = True
     tokens, seqs = BATCH_DEFAULTS[config.device_config.device, usage]
+    if config.performance_mode == "throughput":
+        tokens, seqs = 2 * tokens, 2 * seqs
     if sched.max_num_seqs is None:
         sched.max_num_seqs = min(seqs, sched.max_num_batched_tokens or seqs)
     if sched.max_num_batched_tokens is None:
@@ -299,6 +414,7 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
             "or leave it out for no limit."
         )
     budget = sched.max_num_batched_tokens
+    _check_smaller_limits(sched)
     if budget < sched.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {budget}: must be at least --max-num-seqs ({sched.max_num_seqs}); raise the "
@@ -309,3 +425,51 @@ def _resolve_batch(config: VllmConfig, usage: Usage) -> None:
             f"--max-num-batched-tokens {budget}: must be at least --max-model-len ({max_model_len}) without chunked "
             "prefill; raise it or drop --no-enable-chunked-prefill."
         )
+
+
+def _check_smaller_limits(sched: SchedulerConfig) -> None:
+    """Limits below the batch's own, which size no buffers."""
+    for name, of in (("max_num_scheduled_tokens", "max_num_batched_tokens"), ("max_num_active_seqs", "max_num_seqs")):
+        value, most = getattr(sched, name), getattr(sched, of)
+        if value is not None and not 1 <= value <= most:
+            flag, above = (f"--{n.replace('_', '-')}" for n in (name, of))
+            raise ConfigError(f"{flag} {value}: must be at least 1 and at most {above} ({most}).")
+    if sched.max_num_scheduled_tokens is not None and not sched.enable_chunked_prefill:
+        raise ConfigError(
+            f"--max-num-scheduled-tokens {sched.max_num_scheduled_tokens}: needs chunked prefill, or long prompts "
+            "would wait for ever; drop --no-enable-chunked-prefill."
+        )
+    if sched.long_prefill_token_threshold_adaptive and not sched.long_prefill_token_threshold:
+        raise ConfigError(
+            "--long-prefill-token-threshold-adaptive: there is no threshold to adapt; give "
+            "--long-prefill-token-threshold too."
+        )
+
+
+def _resolve_graphs(config: VllmConfig) -> None:
+    """Which steps are replayed from a recording: all but what a flag takes out."""
+    compilation, budget = config.compilation_config, config.scheduler_config.max_num_batched_tokens
+    assert budget is not None
+    if config.model_config.enforce_eager:
+        compilation.cudagraph_mode = "NONE"
+    elif compilation.cudagraph_mode is None:
+        compilation.cudagraph_mode = "NONE" if config.optimization_level == "O0" else "FULL"
+    compilation.mode = 0
+    sizes, largest = compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size
+    if sizes is not None:
+        sizes = sorted({size for size in sizes if size <= budget})
+        if not sizes or sizes[0] < 1:
+            raise ConfigError(
+                f"--cudagraph-capture-sizes {compilation.cudagraph_capture_sizes}: must be in [1, {budget}] "
+                "(--max-num-batched-tokens); use --enforce-eager to record nothing."
+            )
+        if largest is not None and largest != sizes[-1]:
+            raise ConfigError(
+                f"--max-cudagraph-capture-size {largest}: the largest of --cudagraph-capture-sizes is {sizes[-1]}; "
+                "leave one of the two out."
+            )
+        compilation.cudagraph_capture_sizes, largest = sizes, sizes[-1]
+    if largest is not None and largest < 0:
+        raise ConfigError(f"--max-cudagraph-capture-size {largest}: must be at least 0.")
+    largest = budget if largest is None else min(largest, budget)
+    compilation.max_cudagraph_capture_size = 0 if compilation.cudagraph_mode == "NONE" else largest

@@ -4,6 +4,7 @@ from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec
 from vllm_clone.executor.base import Executor
 from vllm_clone.step import ModelRunnerOutput, SchedulerOutput
+from vllm_clone.utils.imports import import_named
 from vllm_clone.worker.worker import Worker
 
 
@@ -11,7 +12,9 @@ class UniProcExecutor(Executor):
     """Calls its worker directly."""
 
     def __init__(self, config: VllmConfig) -> None:
-        self._worker: Worker | None = Worker(config)
+        named = config.parallel_config.worker_cls
+        worker_class: type[Worker] = Worker if named == "auto" else import_named("--worker-cls", named)
+        self._worker: Worker | None = worker_class(config)
 
     @property
     def worker(self) -> Worker:

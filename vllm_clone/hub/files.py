@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +30,12 @@ def is_offline() -> bool:
     return bool(envs.HF_HUB_OFFLINE or envs.TRANSFORMERS_OFFLINE)
 
 
-def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> ModelFiles:
+def resolve_model(
+    model: str, revision: str | None = None, download_dir: str | None = None, ignore: Sequence[str] = ()
+) -> ModelFiles:
     """Files of a local path or a hub id; ``owner/name:Q4_K_M`` picks a GGUF file by a part of its name.
+
+    Files of the hub that match one of the ``ignore`` patterns are not fetched.
 
     Raises:
         ConfigError: not there, or not a model.
@@ -39,7 +44,7 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     if path is not None:
         return _local(path)
     repository, _, part = model.partition(":")
-    path = _download(repository, revision, download_dir, [f"*{part}*.gguf"] if part else PATTERNS)
+    path = _download(repository, revision, download_dir, [f"*{part}*.gguf"] if part else PATTERNS, ignore)
     if not part:
         return _local(path)
     found = sorted(path.glob(f"*{part}*.gguf"))
@@ -91,7 +96,9 @@ def _local(path: Path) -> ModelFiles:
     return ModelFiles(path.resolve(), "hf")
 
 
-def _download(model: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
+def _download(
+    model: str, revision: str | None, download_dir: str | None, patterns: list[str], ignore: Sequence[str] = ()
+) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -102,6 +109,7 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
                 revision=revision,
                 cache_dir=download_dir,
                 allow_patterns=_needed(model, revision, patterns),
+                ignore_patterns=list(ignore),
                 local_files_only=is_offline(),
             )
         )
@@ -141,6 +149,15 @@ def _needed(model: str, revision: str | None, patterns: list[str]) -> list[str]:
             raise ConfigError(f"Model {model} holds several GGUF files; add a part of a name, as {model}:Q4_K_M.")
         needed = files
     return needed or patterns
+
+
+def weight_files(path: str | Path) -> list[Path]:
+    """Files of weights of a model directory, in one format only; or the one .gguf file."""
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    found = (sorted(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+    return next((files for files in found if files), [])
 
 
 def read_json(path: Path) -> dict[str, Any]:

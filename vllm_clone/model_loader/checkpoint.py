@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 
 from vllm_clone.errors import ModelLoadError
 from vllm_clone.layers.gguf_rows import GGUFRows
@@ -70,14 +72,20 @@ def find_files(directory: Path, stem: str, suffix: str) -> list[Path]:
 class SafetensorsCheckpoint:
     """safetensors files, mapped into memory and read tensor by tensor, in the order of the file.
 
-    A tensor's pages leave this process when the next one is asked for, so a file is never in its memory as a whole.
+    A tensor's pages leave this process when the next one is asked for, so a file is never in its memory as a whole;
+    unless it is read ``whole`` at once, for file systems on which mapping is slow.
     """
 
     files: list[Path]
+    whole: bool = False
 
     def tensors(self) -> Iterator[CheckpointTensor]:
         for path in self.files:
             try:
+                if self.whole:
+                    for name, tensor in load(path.read_bytes()).items():
+                        yield CheckpointTensor(name, path.name, tensor.nbytes, tensor.detach)
+                    continue
                 with safe_open(path, framework="pt") as file:
                     yield from self._of_file(path, file)
             except (SafetensorError, OSError) as error:
@@ -88,6 +96,20 @@ class SafetensorsCheckpoint:
         for name in file.offset_keys():
             yield CheckpointTensor(name, path.name, sizes[name], partial(_read_safetensor, file, name))
             mapped.drop_pages()
+
+
+def prefetch(files: Iterable[Path], num_threads: int, block_size: int) -> None:
+    """Have the operating system read files into its cache, so that mapping them is quick."""
+
+    def read(path: Path, offset: int) -> None:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            file.read(block_size)
+
+    with ThreadPoolExecutor(num_threads, "prefetch") as pool:
+        blocks = [(path, offset) for path in files for offset in range(0, path.stat().st_size, block_size)]
+        for done in [pool.submit(read, *block) for block in blocks]:
+            done.result()
 
 
 def _read_safetensor(file: "safe_open", name: str) -> torch.Tensor:
@@ -130,10 +152,11 @@ class TorchCheckpoint:
     """PyTorch ``.bin`` or ``.pt`` files. Only tensors are unpickled, never code."""
 
     files: list[Path]
+    map_location: str | dict[str, str] = "cpu"
 
     def tensors(self) -> Iterator[CheckpointTensor]:
         for path in self.files:
-            state, mapped = _load_torch(path), cpu.MappedFile(path)
+            state, mapped = _load_torch(path, self.map_location), cpu.MappedFile(path)
             for name in list(state):
                 tensor = state.pop(name)  # so that a tensor's memory goes with its last user
                 if not isinstance(tensor, torch.Tensor):
@@ -142,12 +165,12 @@ class TorchCheckpoint:
                 mapped.drop_pages()
 
 
-def _load_torch(path: Path) -> dict[str, torch.Tensor]:
+def _load_torch(path: Path, map_location: str | dict[str, str]) -> dict[str, torch.Tensor]:
     try:
         # Files of the format before PyTorch 1.6 are no zip archives and cannot be mapped.
         with path.open("rb") as file:
             zipped = file.read(2) == b"PK"
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        state = torch.load(path, map_location=map_location, weights_only=True, mmap=zipped)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(f"{path}: truncated, or no PyTorch file of plain tensors ({reason})") from error

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from vllm_clone.config.vllm import VllmConfig
+from vllm_clone.config import LoadConfig, VllmConfig
 from vllm_clone.errors import ModelLoadError
 from vllm_clone.layers.gguf_linear import GGUFLinearMethod, StorageTypes
 from vllm_clone.layers.linear import LinearBase, LinearMethod, UnquantizedLinearMethod
@@ -22,6 +23,7 @@ from vllm_clone.model_loader.checkpoint import (
     SafetensorsCheckpoint,
     TorchCheckpoint,
     find_files,
+    prefetch,
     total_bytes,
 )
 from vllm_clone.model_loader.dummy import fill_with_dummies
@@ -43,7 +45,7 @@ def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
     """
     started = time.monotonic()
     config = vllm_config.model_config
-    model_class = get_model_class(config.architecture)
+    model_class = get_model_class(config.architecture, config.model_class_overrides)
     if config.hf_config.get("quantization_config"):
         scheme = config.hf_config["quantization_config"].get("quant_method", "unknown")
         raise ModelLoadError(f"{config.path}: quantized checkpoints are not supported yet (quant_method {scheme!r})")
@@ -55,7 +57,7 @@ def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
         model = model_class(hf_config, BuildOptions(dtype, device, method, max_positions))
         fill_with_dummies(model)
     else:
-        checkpoint = open_checkpoint(Path(config.path), vllm_config.load_config.load_format, dtype)
+        checkpoint = open_checkpoint(Path(config.path), vllm_config.load_config, dtype)
         if isinstance(checkpoint, GGUFCheckpoint):
             hf_config = hf_config | checkpoint.config_additions()
             method = GGUFLinearMethod(StorageTypes()) if device.type == "cpu" else method
@@ -68,32 +70,39 @@ def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
     return model.eval()
 
 
-def open_checkpoint(path: Path, load_format: str, dtype: torch.dtype) -> Checkpoint:
+def open_checkpoint(path: Path, load: LoadConfig, dtype: torch.dtype) -> Checkpoint:
     """The checkpoint at ``path``, a directory or a .gguf file; with "auto", in the first format that is there.
 
     Raises:
         ModelLoadError: no weight files of that format; the message says what was looked for.
     """
+    load_format = {"hf": "auto"}.get(load.load_format, load.load_format)
+
+    def wanted(files: list[Path]) -> list[Path]:
+        return [f for f in files if not any(fnmatch(f.name, pattern) for pattern in load.ignore_patterns)]
+
     if path.is_file():
         if load_format not in ("auto", "gguf"):
             raise ModelLoadError(f"{path}: --load-format {load_format} needs a directory, found a file")
         return GGUFCheckpoint(path, dtype)
     if not path.is_dir():
         raise ModelLoadError(f"{path}: no such file or directory")
-    if load_format in ("auto", "safetensors") and (files := find_files(path, "model", "safetensors")):
-        return SafetensorsCheckpoint(files)
+    if load_format in ("auto", "safetensors") and (files := wanted(find_files(path, "model", "safetensors"))):
+        if load.safetensors_load_strategy == "prefetch":
+            prefetch(files, load.safetensors_prefetch_num_threads, load.safetensors_prefetch_block_size)
+        return SafetensorsCheckpoint(files, whole=load.safetensors_load_strategy == "eager")
     if load_format in ("auto", "pt") and (
-        files := find_files(path, "pytorch_model", "bin") or sorted(path.glob("*.pt"))
+        files := wanted(find_files(path, "pytorch_model", "bin") or sorted(path.glob("*.pt")))
     ):
-        return TorchCheckpoint(files)
-    if load_format in ("auto", "gguf") and (files := sorted(path.glob("*.gguf"))):
+        return TorchCheckpoint(files, load.pt_load_map_location)
+    if load_format in ("auto", "gguf") and (files := wanted(sorted(path.glob("*.gguf")))):
         if len(files) > 1:
             raise ModelLoadError(f"{path}: found {len(files)} .gguf files; give the path of one: {files[0]}")
         return GGUFCheckpoint(files[0], dtype)
     looked_for = {"safetensors": "model*.safetensors", "pt": "pytorch_model*.bin or *.pt", "gguf": "*.gguf"}
-    wanted = looked_for.get(load_format, ", ".join(looked_for.values()))
+    patterns = looked_for.get(load_format, ", ".join(looked_for.values()))
     found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
-    raise ModelLoadError(f"{path}: no weight files; looked for {wanted}; found {found}")
+    raise ModelLoadError(f"{path}: no weight files; looked for {patterns}; found {found}")
 
 
 def load_weights(model: CausalLM, checkpoint: Checkpoint, *, show_progress: bool) -> None:

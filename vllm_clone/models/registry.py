@@ -6,8 +6,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from vllm_clone.errors import ModelLoadError
+from vllm_clone.utils.imports import import_named
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vllm_clone.models.base import CausalLM
 
 MODELS: dict[str, str] = {
@@ -34,8 +37,15 @@ def check_architecture(architecture: str) -> None:
         raise ModelLoadError(f"unknown architecture {architecture!r}; known architectures: {', '.join(MODELS)}")
 
 
-def get_model_class(architecture: str) -> type[CausalLM]:
-    """The class that serves ``architecture``. Raises ModelLoadError for unknown names."""
+def get_model_class(architecture: str, overrides: Mapping[str, str] | None = None) -> type[CausalLM]:
+    """The class that serves ``architecture``: one of ours, or ``package.module:Class`` that ``overrides`` names.
+
+    Raises:
+        ModelLoadError: unknown architecture. ConfigError: the named class cannot be imported.
+    """
+    if overrides and architecture in overrides:
+        named: type[CausalLM] = import_named("--model-class-overrides", overrides[architecture])
+        return named
     check_architecture(architecture)
     module = importlib.import_module(f"vllm_clone.models.{MODELS[architecture]}")
     return getattr(module, architecture)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_clone import envs
-from vllm_clone.config.groups import ParallelConfig
+from vllm_clone.config import ParallelConfig
 from vllm_clone.errors import ConfigError
 from vllm_clone.platforms import cpu
 

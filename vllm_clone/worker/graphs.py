@@ -103,6 +103,7 @@ class RecordedForward:
     ) -> None:
         if kernels.Tape is None:
             raise NotRecordableError("the compiled kernels are missing")
+        self._max_tokens = max_tokens
         self._inputs = inputs = StaticInputs(max_tokens, max_requests, groups, max_model_len)
         self._arena = Arena()
         self._tape = kernels.Tape(max_tokens, max_requests, self._arena)
@@ -116,8 +117,12 @@ class RecordedForward:
         """Kernel calls of one forward pass."""
         return len(self._tape)
 
+    def fits(self, step: StepInputs) -> bool:
+        """Whether a step is small enough to be replayed."""
+        return len(step.input_ids_T) <= self._max_tokens
+
     def __call__(self, step: StepInputs) -> torch.Tensor:
-        """Hidden states [T, D] of a step; they stand in memory that the next step overwrites."""
+        """Hidden states [T, D] of a step that fits; they stand in memory that the next step overwrites."""
         num_tokens, num_requests = self._inputs.fill(step)
         self._tape.run(num_tokens, num_requests)
         return self._hidden_TD[:num_tokens]

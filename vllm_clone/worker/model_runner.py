@@ -5,7 +5,7 @@ import torch
 
 from vllm_clone.attention import AttentionMetadata, ForwardContext
 from vllm_clone.config import VllmConfig
-from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec, cdiv
+from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec, as_full_attention, cdiv
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import LogprobRows
 from vllm_clone.models.base import CausalLM
@@ -38,15 +38,18 @@ class ModelRunner:
         self._logits_rows = max(1, _LOGITS_BYTES // (4 * config.model_config.vocab_size))
         self._groups: list[tuple[str, ...]] = []
         self._recorded: RecordedForward | None = None
+        self._only_decode = config.compilation_config.cudagraph_mode == "FULL_DECODE_ONLY"
         self.batch = InputBatch(0, 0, [], 0)
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """What each attention layer stores, by layer name."""
         cache = self._config.cache_config
         assert cache.block_size is not None
-        return {
+        specs = {
             name: layer.kv_cache_spec(cache.block_size, cache.kv_cache_dtype) for name, layer in self.layers.items()
         }
+        alike = self._config.scheduler_config.disable_hybrid_kv_cache_manager
+        return {name: as_full_attention(spec) for name, spec in specs.items()} if alike else specs
 
     def initialize_kv_cache(self, kv_cache: KVCacheConfig) -> None:
         """Allocate the pool, bind it to the layers, and start with an empty batch."""
@@ -88,8 +91,9 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [T, D]."""
-        if self._recorded is not None:
-            return self._recorded(inputs)
+        recorded = self._recorded
+        if recorded is not None and recorded.fits(inputs) and (inputs.max_query_len == 1 or not self._only_decode):
+            return recorded(inputs)
         context = ForwardContext(self._metadata(inputs))
         return self.model(self._tensor(inputs.input_ids_T), self._tensor(inputs.positions_T), context)
 
@@ -97,9 +101,11 @@ class ModelRunner:
         """Record the forward pass, unless that is not wanted or not possible."""
         self._recorded = None
         model, scheduler = self._config.model_config, self._config.scheduler_config
-        if model.enforce_eager:
+        compilation = self._config.compilation_config
+        if model.enforce_eager or compilation.cudagraph_mode == "NONE" or compilation.max_cudagraph_capture_size == 0:
             return
-        max_tokens, max_requests = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        max_tokens = compilation.max_cudagraph_capture_size or scheduler.max_num_batched_tokens
+        max_requests = scheduler.max_num_seqs
         assert max_tokens is not None
         assert max_requests is not None
         assert isinstance(model.max_model_len, int)

@@ -40,10 +40,11 @@ class Scheduler:
         assert config.model_config.max_model_len is not None
         self._clock = clock
         self.max_model_len = config.model_config.max_model_len
-        self.max_tokens_per_step = sched.max_num_batched_tokens
-        self.max_num_seqs = sched.max_num_seqs
+        self.max_tokens_per_step = sched.max_num_scheduled_tokens or sched.max_num_batched_tokens
+        self.max_num_seqs = sched.max_num_active_seqs or sched.max_num_seqs
         self.chunked_prefill = sched.enable_chunked_prefill is not False
         self.long_prefill = sched.long_prefill_token_threshold if self.chunked_prefill else 0
+        self.adaptive_prefill = sched.long_prefill_token_threshold_adaptive
         self.reserve_full = sched.scheduler_reserve_full_isl
         self.by_priority = sched.scheduling_policy == "priority"
         caching = cache.enable_prefix_caching is not False
@@ -196,7 +197,8 @@ class Scheduler:
     def _cap(self, lacking: int, budget: int) -> int:
         """How many of a request's ``lacking`` tokens this step computes."""
         if self.long_prefill and len(self.requests) > 1:
-            return min(lacking, budget, self.long_prefill)
+            fair = self.max_tokens_per_step // len(self.requests) if self.adaptive_prefill else 0
+            return min(lacking, budget, max(self.long_prefill, fair))
         return min(lacking, budget)
 
     def _admit(self, request: Request, hit: PrefixHit) -> None:

@@ -67,6 +67,9 @@ def _run(name: str, argv: Sequence[str]) -> int:
     except HelpShown:
         sys.stdout.flush()
         return 0
+    args.sources = parser.sources
+    for warning in parser.warnings:
+        print(f"vllm: warning: {warning}", file=sys.stderr)
     return int(module.run(args))
 
 

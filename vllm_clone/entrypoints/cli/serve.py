@@ -6,13 +6,15 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, VllmConfig
+from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ModelConfig, ServeConfig, VllmConfig
 from vllm_clone.config.flags import flags_of
-from vllm_clone.engine.arg_utils import EngineArgs
-from vllm_clone.entrypoints.cli.parser import FlagParser, expand_config_file
+from vllm_clone.engine.arg_utils import EngineArgs, refuse_what_cannot_act
+from vllm_clone.entrypoints.cli.checks import check_frontend
+from vllm_clone.entrypoints.cli.parser import FlagParser
 from vllm_clone.errors import ConfigError
 from vllm_clone.utils.process import EarlySignals
 
@@ -20,30 +22,38 @@ if TYPE_CHECKING:
     from vllm_clone.engine.engine_process import EngineProcess
 
 USAGE = "vllm serve [model_tag] [options]"
-GROUPS = (FrontendConfig, *ENGINE_GROUPS.values())
+GROUPS = (ServeConfig, FrontendConfig, *ENGINE_GROUPS.values(), VllmConfig)
 BACKLOG = 2048
 
 
 def add_arguments(parser: FlagParser) -> None:
     parser.add_argument("model_tag", nargs="?", help="Model: a hub id, a local directory, or a .gguf file.")
-    parser.add_argument("--config", metavar="FILE", help="YAML file with flags; typed flags win over it.")
     for group in GROUPS:
         parser.add_config(group)
-
-
-def prepare_argv(argv: Sequence[str]) -> list[str]:
-    """Bring in the flags of ``--config``."""
-    one_way = frozenset(spec.name for group in GROUPS for spec in flags_of(group) if spec.one_way)
-    return expand_config_file(argv, one_way)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal or an engine's death; the exit code."""
     args.model = _model_of(args)
-    frontend = FrontendConfig(**{k: v for k, v in vars(args).items() if k in FrontendConfig.__dataclass_fields__})
-    _check_frontend(frontend)
+    given = vars(args)
+    serve = ServeConfig(**{k: v for k, v in given.items() if k in ServeConfig.__dataclass_fields__})
+    frontend = FrontendConfig(**{k: v for k, v in given.items() if k in FrontendConfig.__dataclass_fields__})
+    if not serve.disable_log_requests:
+        given.setdefault("enable_log_requests", True)
+    refuse_what_cannot_act(serve)
+    refuse_what_cannot_act(frontend)
+    check_frontend(
+        frontend,
+        log_requests=given.get("enable_log_requests", False),
+        log_stats=not given.get("disable_log_stats", False),
+    )
     engine_args = EngineArgs.from_namespace(args)
     config = engine_args.create_engine_config("server")
+    if serve.dry_run:
+        from vllm_clone.entrypoints.cli import dry_run
+
+        print(dry_run.report(engine_args, config, frontend, getattr(args, "sources", {})))
+        return 0
     with claimed_address(frontend) as listener, EarlySignals() as signals:
         if frontend.disable_frontend_multiprocessing:
             return _serve(config, frontend, listener, None, engine_args, signals)
@@ -57,16 +67,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_of(args: argparse.Namespace) -> str:
-    """The model: as typed by itself, else ``--model``, which a config file may also give."""
-    flag = getattr(args, "model", None)
-    if args.model_tag is None:
-        if flag is None:
-            hint = "; --served-model-name takes every word after it" if "served_model_name" in args else ""
-            raise ConfigError(f"no model given; write vllm serve MODEL before the flags{hint}.")
-        return str(flag)
-    if flag not in (None, args.model_tag) and args.config is None:
-        raise ConfigError(f"two models given, {args.model_tag} and --model {flag}; leave one out.")
-    return str(args.model_tag)
+    """The model: as typed by itself, else ``--model``, which a config file may also give, else the default one."""
+    flag, in_file = getattr(args, "model", None), getattr(args, "config", None) is not None
+    if args.model_tag is not None:
+        if flag not in (None, args.model_tag) and not in_file:
+            print(f"vllm: warning: {args.model_tag} is served, not --model {flag}.", file=sys.stderr)
+        return str(args.model_tag)
+    if flag is None and ("served_model_name" in args or in_file):
+        hint = "--served-model-name takes every word after it" if "served_model_name" in args else "the file has none"
+        raise ConfigError(f"no model given; write vllm serve MODEL before the flags ({hint}).")
+    return str(flag or ModelConfig().model)
 
 
 def _serve(
@@ -85,17 +95,6 @@ def _serve(
         if (value := getattr(frontend, spec.field)) != spec.default
     }
     return run_server(config, frontend, listener, process, non_default, signals)
-
-
-def _check_frontend(frontend: FrontendConfig) -> None:
-    if not 0 < frontend.port < 65536:
-        raise ConfigError(f"--port {frontend.port}: must be between 1 and 65535.")
-    for name in ("shutdown_timeout", "sse_keep_alive_interval", "max_log_len"):
-        value = getattr(frontend, name)
-        if value is not None and value < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 0.")
-    if frontend.api_key is not None and not (frontend.api_key and all(frontend.api_key)):
-        raise ConfigError("--api-key: an empty key would let everyone in; give a key or leave the flag out.")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import time
@@ -14,6 +15,8 @@ from vllm_clone.config import FrontendConfig, VllmConfig
 from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.engine.engine_process import EngineProcess
 from vllm_clone.entrypoints.launchers.app import build_app, routes_of
+from vllm_clone.entrypoints.launchers.http_protocol import limited_protocol
+from vllm_clone.entrypoints.launchers.tls import follow_files, tls_options
 from vllm_clone.errors import ConfigError, EngineDeadError
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineReady
@@ -146,7 +149,8 @@ class _Server:
         frontend = self._frontend
         host = (frontend.host or "0.0.0.0").removeprefix("[").removesuffix("]")
         host = f"[{host}]" if ":" in host else host
-        where = f"unix:{frontend.uds}" if frontend.uds else f"http://{host}:{frontend.port}"
+        scheme = "https" if frontend.ssl_certfile else "http"
+        where = f"unix:{frontend.uds}" if frontend.uds else f"{scheme}://{host}:{frontend.port}"
         logger.info(
             "Engine ready: %.0f MiB of weights, KV cache of %d tokens (%.2fx the longest request)",
             ready.weight_bytes / 2**20,
@@ -158,15 +162,24 @@ class _Server:
         logger.info("Available routes are:\n%s", "\n".join(routes))
 
     async def _serve(self, engine: AsyncLLM, app: Any) -> int:
-        server = _Uvicorn(
-            uvicorn.Config(
-                app,
-                log_level=self._frontend.uvicorn_log_level,
-                access_log=not self._frontend.disable_uvicorn_access_log,
-                lifespan="off",
-                timeout_graceful_shutdown=None,
-            )
+        frontend = self._frontend
+        config = uvicorn.Config(
+            app,
+            http=limited_protocol(frontend.h11_max_incomplete_event_size, frontend.h11_max_header_count),
+            log_config=None if envs.VLLM_LOGGING_CONFIG_PATH else uvicorn.config.LOGGING_CONFIG,
+            log_level=frontend.uvicorn_log_level,
+            access_log=not frontend.disable_uvicorn_access_log,
+            lifespan="off",
+            timeout_graceful_shutdown=None,
+            **tls_options(frontend),
         )
+        config.load()
+        if frontend.disable_access_log_for_endpoints:
+            logging.getLogger("uvicorn.access").addFilter(_Unlogged(frontend.disable_access_log_for_endpoints))
+        server = _Uvicorn(config)
+        refresher = None
+        if frontend.enable_ssl_refresh and config.ssl is not None:
+            refresher = asyncio.create_task(follow_files(config.ssl, frontend))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         dead = asyncio.ensure_future(engine.wait_dead())
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -189,7 +202,7 @@ class _Server:
         if not serving.done():
             server.force_exit = True
             await asyncio.wait([serving], timeout=CLOSE_SECONDS)
-        for future in (dead, stopped):
+        for future in (dead, stopped, *([refresher] if refresher else [])):
             future.cancel()
         logger.info("Stopped after %.1f s.", time.monotonic() - self._begun)
         return code
@@ -207,6 +220,19 @@ class _Server:
             await engine.shutdown(0)
         await ending
         hurry.cancel()
+
+
+class _Unlogged(logging.Filter):
+    """Drops access log lines of some paths; a comma-separated list."""
+
+    def __init__(self, paths: str) -> None:
+        super().__init__()
+        self._paths = {path.strip() for path in paths.split(",")}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """uvicorn logs (client, method, path with query, version, status)."""
+        args = record.args
+        return not (isinstance(args, tuple) and len(args) > 2 and str(args[2]).partition("?")[0] in self._paths)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -1,5 +1,6 @@
 """The ASGI application: routes, layers, errors."""
 
+import inspect
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,8 +22,9 @@ from vllm_clone.entrypoints.serve.middleware import (
     RequestMetrics,
 )
 from vllm_clone.entrypoints.serve.routes import Load, service_routes, token_routes
-from vllm_clone.errors import EngineDeadError, RequestError
+from vllm_clone.errors import ConfigError, EngineDeadError, RequestError
 from vllm_clone.metrics.prometheus import HTTPMetrics
+from vllm_clone.utils.imports import import_named
 
 
 def routes_of(app: FastAPI) -> list[tuple[str, list[str]]]:
@@ -51,6 +53,7 @@ def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, re
         docs = {"openapi_url": None, "docs_url": None, "redoc_url": None}
     app = FastAPI(**docs)
     app.root_path = frontend.root_path or ""
+    app.state.log_error_stack = frontend.log_error_stack
     app.include_router(openai_routes(serving, load, registry))
     app.include_router(service_routes(serving, load, registry))
     app.include_router(token_routes(serving))
@@ -74,4 +77,22 @@ def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, re
         app.add_middleware(Authentication, keys=keys)
     if frontend.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)
+    for name in frontend.middleware:
+        layer: Any = load_middleware(name)
+        if inspect.isclass(layer):
+            app.add_middleware(layer)  # type: ignore[arg-type,unused-ignore]
+        else:
+            app.middleware("http")(layer)
     return app
+
+
+def load_middleware(name: str) -> Any:
+    """The ASGI class, or the async function of request and call_next, that ``--middleware`` names.
+
+    Raises:
+        ConfigError: it is neither, or cannot be imported.
+    """
+    layer = import_named("--middleware", name)
+    if not (inspect.isclass(layer) or inspect.iscoroutinefunction(layer)):
+        raise ConfigError(f"--middleware {name}: is neither a class nor an async function.")
+    return layer

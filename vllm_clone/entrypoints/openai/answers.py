@@ -48,6 +48,19 @@ class CompletionChoice(Struct):
     routed_experts: None = None
 
 
+class RequestMetrics(Struct):
+    """How one request fared (``--enable-per-request-metrics``)."""
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    """First token to last."""
+    queue_time_ms: float
+    mean_itl_ms: float | UnsetType | None
+    """Mean gap between tokens; null for one token."""
+    tokens_per_second: float
+    speculative_decoding: UnsetType | None = None
+
+
 class Completion(Struct):
     id: str
     object: str
@@ -55,11 +68,11 @@ class Completion(Struct):
     model: str
     choices: list[CompletionChoice]
     service_tier: None
-    system_fingerprint: str
+    system_fingerprint: str | None
     usage: Usage
     kv_transfer_params: None = None
     ec_transfer_params: None = None
-    metrics: None = None
+    metrics: RequestMetrics | None = None
 
 
 class CompletionChunkChoice(Struct):
@@ -116,14 +129,14 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     service_tier: None
-    system_fingerprint: str
+    system_fingerprint: str | None
     usage: Usage
     prompt_logprobs: list[dict[str, Any] | None] | None
     prompt_token_ids: list[int] | None
     prompt_text: str | None
     kv_transfer_params: None = None
     ec_transfer_params: None = None
-    metrics: None = None
+    metrics: RequestMetrics | None = None
 
 
 class ChatDelta(Struct):
@@ -149,9 +162,10 @@ class Chunk(Struct):
     model: str
     choices: list[Any]
     usage: Usage | UnsetType = UNSET
-    system_fingerprint: str | UnsetType = UNSET
+    system_fingerprint: str | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_text: str | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
 
 
 def to_json(value: Any) -> bytes:

@@ -16,13 +16,14 @@ from vllm_clone.entrypoints.openai.answers import (
     ChatLogprobs,
     ChatMessage,
     Chunk,
+    RequestMetrics,
     Usage,
     event,
 )
 from vllm_clone.entrypoints.openai.completion import raise_on_error
 from vllm_clone.entrypoints.openai.logprobs import LogprobFormatter, prompt_logprobs_json
 from vllm_clone.entrypoints.openai.requests import ChatCompletionRequest
-from vllm_clone.entrypoints.openai.serving import RequestHeaders, Serving, UsageCounter, now
+from vllm_clone.entrypoints.openai.serving import RequestHeaders, Serving, UsageCounter, now, request_metrics
 from vllm_clone.outputs import CompletionOutput, RequestOutput
 
 CHUNK = "chat.completion.chunk"
@@ -89,7 +90,7 @@ class ChatServing:
     async def answer(self, call: ChatCall) -> ChatCompletion:
         """The whole answer."""
         final: RequestOutput | None = None
-        async with contextlib.aclosing(self._serving.engine.stream(call.request)) as outputs:
+        async with contextlib.aclosing(self._serving.stream(call.request)) as outputs:
             async for final in outputs:
                 call.usage.count_prompt(0, final)
         assert final is not None
@@ -114,7 +115,13 @@ class ChatServing:
             prompt_logprobs_json(final.prompt_logprobs),
             final.prompt_token_ids if body.return_token_ids else None,
             call.prompt_text if body.return_prompt_text else None,
+            metrics=self._metrics(call, final),
         )
+
+    def _metrics(self, call: ChatCall, output: RequestOutput) -> RequestMetrics | None:
+        if not self._serving.frontend.enable_per_request_metrics or (call.body.n or 1) > 1:
+            return None
+        return request_metrics(output.times, call.usage.completion, in_stream=bool(call.body.stream))
 
     def _logprobs(self, call: ChatCall, one: CompletionOutput) -> ChatLogprobs | None:
         if not call.body.logprobs or one.logprobs is None:
@@ -125,8 +132,8 @@ class ChatServing:
     async def stream(self, call: ChatCall) -> AsyncIterator[bytes]:
         """Server-sent events of the answer: a role chunk per choice first, then text."""
         include_usage, continuous = self._serving.usage_options(call.body)
-        opened = False
-        async with contextlib.aclosing(self._serving.engine.stream(call.request)) as outputs:
+        opened, output = False, None
+        async with contextlib.aclosing(self._serving.stream(call.request)) as outputs:
             async for output in outputs:
                 call.usage.count_prompt(0, output)
                 raise_on_error({0: output})
@@ -138,7 +145,8 @@ class ChatServing:
                     yield event(self._chunk(call, one, include_usage, continuous))
         if include_usage:
             usage, fingerprint = call.usage.final_chunk(), self._serving.fingerprint
-            yield event(self._bare(call, [], usage=usage, system_fingerprint=fingerprint))
+            metrics = UNSET if output is None else self._metrics(call, output) or UNSET
+            yield event(self._bare(call, [], usage=usage, system_fingerprint=fingerprint, metrics=metrics))
         yield DONE
 
     def _opening(self, call: ChatCall, continuous: bool) -> list[bytes]:

@@ -17,12 +17,13 @@ from vllm_clone.entrypoints.openai.answers import (
     CompletionChoice,
     CompletionChunkChoice,
     CompletionLogprobs,
+    RequestMetrics,
     Usage,
     event,
 )
 from vllm_clone.entrypoints.openai.logprobs import LogprobFormatter, prompt_logprobs_json
 from vllm_clone.entrypoints.openai.requests import CompletionRequest
-from vllm_clone.entrypoints.openai.serving import RequestHeaders, Serving, UsageCounter, merged, now
+from vllm_clone.entrypoints.openai.serving import RequestHeaders, Serving, UsageCounter, merged, now, request_metrics
 from vllm_clone.errors import RequestError
 from vllm_clone.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 
@@ -118,7 +119,7 @@ class CompletionServing:
     async def answer(self, call: CompletionCall) -> Completion:
         """The whole answer."""
         finals: dict[int, RequestOutput] = {}
-        generators = [self._serving.engine.stream(r) for r in call.requests]
+        generators = [self._serving.stream(r) for r in call.requests]
         async with contextlib.aclosing(merged(generators)) as outputs:  # type: ignore[type-var]
             async for number, output in outputs:
                 call.usage.count_prompt(number, output)
@@ -131,8 +132,15 @@ class CompletionServing:
         raise_on_error(finals)
         return Completion(
             call.id, "text_completion", call.created, self._serving.model_names[0], choices, None,
-            self._serving.fingerprint, call.usage.whole(),
+            self._serving.fingerprint, call.usage.whole(), metrics=self._metrics(call, finals),
         )  # fmt: skip
+
+    def _metrics(self, call: CompletionCall, outputs: dict[int, RequestOutput]) -> RequestMetrics | None:
+        """Timings, when they are wanted and there is one sequence to tell them of."""
+        alone = len(call.requests) == 1 and (call.body.n or 1) == 1
+        if not self._serving.frontend.enable_per_request_metrics or not alone or 0 not in outputs:
+            return None
+        return request_metrics(outputs[0].times, call.usage.completion, in_stream=bool(call.body.stream))
 
     def _choice(
         self, call: CompletionCall, number: int, output: RequestOutput, one: CompletionOutput
@@ -179,9 +187,11 @@ class CompletionServing:
     async def stream(self, call: CompletionCall) -> AsyncIterator[bytes]:
         """Server-sent events of the answer."""
         include_usage, continuous = self._serving.usage_options(call.body)
-        generators = [self._serving.engine.stream(r) for r in call.requests]
+        generators = [self._serving.stream(r) for r in call.requests]
+        latest: dict[int, RequestOutput] = {}
         async with contextlib.aclosing(merged(generators)) as outputs:  # type: ignore[type-var]
             async for number, output in outputs:
+                latest[number] = output
                 call.usage.count_prompt(number, output)
                 raise_on_error({number: output})
                 if output.prompt_logprobs is None:  # said once, with the first of n choices; each one echoes them
@@ -195,6 +205,7 @@ class CompletionServing:
                 Chunk(
                     call.id, "text_completion", call.created, self._serving.model_names[0], [],
                     usage=call.usage.final_chunk(), system_fingerprint=self._serving.fingerprint,
+                    metrics=self._metrics(call, latest) or UNSET,
                 )
             )  # fmt: skip
         yield DONE

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -15,17 +17,18 @@ from vllm_clone.chat import ChatRenderer, load_template
 from vllm_clone.config import FrontendConfig, VllmConfig
 from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.engine.inputs import ProcessedRequest, TokensPrompt
-from vllm_clone.entrypoints.openai.answers import PromptTokensDetails, Usage
+from vllm_clone.entrypoints.openai.answers import PromptTokensDetails, RequestMetrics, Usage
 from vllm_clone.entrypoints.openai.logprobs import LogprobFormatter
 from vllm_clone.entrypoints.openai.requests import INT64, ChatFields, GenerationRequest
 from vllm_clone.errors import RequestError
 from vllm_clone.logger import init_logger
-from vllm_clone.outputs import RequestOutput
+from vllm_clone.outputs import RequestOutput, RequestTimes
 from vllm_clone.sampling_params import SamplingParams
 from vllm_clone.tokenizers import Tokenizer
 from vllm_clone.version import VLLM_INTERFACE_VERSION
 
 logger = init_logger(__name__)
+T = TypeVar("T")
 
 INLINE_CHARS = 2048
 """Longest text tokenized in the event loop; a thread costs more than this much text."""
@@ -52,7 +55,8 @@ class Serving:
         names = config.model_config.served_model_name
         assert names
         self.model_names: list[str] = names
-        self.fingerprint = f"vllm-{VLLM_INTERFACE_VERSION}-{config.compute_hash()[:8]}"
+        self._pool = ThreadPoolExecutor(config.model_config.renderer_num_workers, "renderer")
+        self.fingerprint = _fingerprint(config, frontend)
         template = load_template(frontend.chat_template)
         tokenizer = engine.tokenizer
         self.renderer = (
@@ -84,6 +88,10 @@ class Serving:
                 param="model",
                 value=name,
             )
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """The result of work that would hold up the event loop, done by one of --renderer-num-workers threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
     def read_headers(self, raw: Request) -> RequestHeaders:
         """Headers that change how a request is served. Values that are no integers are ignored, as vLLM does."""
@@ -130,7 +138,7 @@ class Serving:
         except UnicodeEncodeError as error:
             raise RequestError(f"The prompt is not valid Unicode: {error.reason} at {error.start}.") from error
         if len(text) > INLINE_CHARS:
-            ids = await asyncio.to_thread(encode, text, add_special_tokens)
+            ids = await self.in_thread(encode, text, add_special_tokens)
         else:
             ids = encode(text, add_special_tokens)
         return TokensPrompt(self.truncated(ids, body), text)
@@ -147,7 +155,8 @@ class Serving:
         """The prompt text of a conversation."""
         if self.renderer is None:
             raise RequestError("Chat needs a tokenizer; this server has none (--skip-tokenizer-init).")
-        kwargs = {**(extra or {}), **(body.chat_template_kwargs or {})}
+        defaults = self.frontend.default_chat_template_kwargs or {}
+        kwargs = {**defaults, **(extra or {}), **(body.chat_template_kwargs or {})}
         trusted = self.frontend.trust_request_chat_template
         template = body.chat_template or kwargs.pop("chat_template", None)
         if template is not None and not trusted:
@@ -159,13 +168,13 @@ class Serving:
         arguments: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt,
             "continue_final_message": body.continue_final_message,
-            "tools": body.plain_tools(),
+            "tools": None if self._drops_tools(body) else body.plain_tools(),
             "documents": body.documents,
             "chat_template": template,
             "chat_template_kwargs": kwargs,
         }
         if size > INLINE_CHARS or len(messages) > INLINE_MESSAGES or template is not None:
-            return await asyncio.to_thread(self.renderer.render, messages, **arguments)
+            return await self.in_thread(functools.partial(self.renderer.render, messages, **arguments))
         return self.renderer.render(messages, **arguments)
 
     async def prepare(
@@ -185,6 +194,24 @@ class Serving:
             logger.info("Received request %s: params: %s, prompt: %r", request_id, params, shown)
         return request
 
+    def _drops_tools(self, body: ChatFields) -> bool:
+        unwanted = getattr(body, "tool_choice", None) == "none"
+        return unwanted and self.frontend.exclude_tools_when_tool_choice_none
+
+    async def stream(self, request: ProcessedRequest) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's outputs for one prompt, logged when --enable-log-outputs says so."""
+        outputs = self.engine.stream(request)
+        if not self.frontend.enable_log_outputs:
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    yield output
+            return
+        log = OutputLog(self.frontend.enable_log_deltas, self.frontend.max_log_len)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                log.add(output)
+                yield output
+
     def formatter(self, body: GenerationRequest) -> LogprobFormatter:
         as_ids = body.return_tokens_as_token_ids
         return LogprobFormatter(
@@ -198,6 +225,35 @@ class Serving:
         options = body.stream_options
         include = bool(options and options.include_usage)
         return include, include and bool(options and options.continuous_usage_stats)
+
+
+class OutputLog:
+    """Logs what one request generates: each streamed piece when asked to, and the whole at the end."""
+
+    def __init__(self, deltas: bool, max_len: int | None) -> None:
+        self._deltas = deltas
+        self._max_len = max_len
+        self._texts: dict[int, str] = {}
+        self._ids: dict[int, list[int]] = {}
+
+    def add(self, output: RequestOutput) -> None:
+        """Take in one output; its pieces are what is new."""
+        for one in output.outputs:
+            begun = one.index in self._texts
+            self._texts[one.index] = text = self._texts.get(one.index, "") + one.text
+            ids = self._ids.setdefault(one.index, [])
+            ids += one.token_ids
+            if one.finish_reason is not None:
+                name = f"{output.request_id} (choice {one.index})" if one.index else output.request_id
+                logger.info(
+                    "Generated response %s: output: %r, finish_reason: %s", name, self._cut(text), one.finish_reason
+                )
+                logger.debug("Generated response %s: token ids: %s", name, self._cut(ids))
+            if self._deltas and (begun or one.finish_reason is None):
+                logger.info("Generated response %s: streaming delta: %r", output.request_id, self._cut(one.text))
+
+    def _cut(self, value: Any) -> Any:
+        return value if self._max_len is None else value[: self._max_len]
 
 
 class UsageCounter:
@@ -266,6 +322,30 @@ async def merged(generators: Sequence[AsyncGenerator[RequestOutput, None]]) -> A
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _fingerprint(config: VllmConfig, frontend: FrontendConfig) -> str | None:
+    """What answers call system_fingerprint. This build runs one device, so there is no parallel part."""
+    if frontend.fingerprint_mode == "none":
+        return None
+    if frontend.fingerprint_mode == "custom":
+        return frontend.fingerprint_value
+    return f"vllm-{VLLM_INTERFACE_VERSION}-{config.compute_hash()[:8]}"
+
+
+def request_metrics(times: RequestTimes, num_tokens: int, *, in_stream: bool = False) -> RequestMetrics:
+    """Timings of a finished request of one sequence; streams leave out what is null."""
+    generation = times.last_token - times.first_token
+    total = times.first_token_latency + generation
+    null = UNSET if in_stream else None
+    return RequestMetrics(
+        times.first_token_latency * 1000,
+        generation * 1000,
+        max(times.scheduled - times.queued, 0.0) * 1000 if times.queued else 0.0,
+        generation * 1000 / (num_tokens - 1) if num_tokens > 1 else null,
+        num_tokens / total if total > 0 else 0.0,
+        null,
+    )
 
 
 def now() -> int:

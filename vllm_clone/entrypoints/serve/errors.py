@@ -75,6 +75,8 @@ def answer(error: Exception) -> JSONResponse:
 
 
 async def on_request_error(request: Request, error: Exception) -> JSONResponse:
+    if getattr(request.app.state, "log_error_stack", False):
+        logger.error("Request to %s failed", request.url.path, exc_info=error)
     return answer(error)
 
 

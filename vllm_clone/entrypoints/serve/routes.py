@@ -1,6 +1,5 @@
 """Routes that are not generation: health, version, metrics, models, tokens."""
 
-import asyncio
 import functools
 import json
 import re
@@ -121,7 +120,7 @@ def token_routes(serving: Serving) -> APIRouter:
         text = await serving.render(body) if isinstance(body, TokenizeChatRequest) else body.prompt
         tokenizer = serving.tokenizer
         if len(text) > INLINE_CHARS:
-            ids = await asyncio.to_thread(tokenizer.encode, text, body.add_special_tokens)
+            ids = await serving.in_thread(tokenizer.encode, text, body.add_special_tokens)
         else:
             ids = tokenizer.encode(text, body.add_special_tokens)
         strings = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -132,7 +131,7 @@ def token_routes(serving: Serving) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Response:
         serving.check_model(body.model)
         decode = functools.partial(serving.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        text = await asyncio.to_thread(decode) if len(body.tokens) > INLINE_CHARS else decode()
+        text = await serving.in_thread(decode) if len(body.tokens) > INLINE_CHARS else decode()
         return Response(to_json({"prompt": text}), media_type="application/json")
 
     if serving.frontend.enable_tokenizer_info_endpoint:
