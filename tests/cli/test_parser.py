@@ -75,6 +75,7 @@ def test_command_lines(parse, argv, values):
         ("--watermark much", "--watermark much: not a number"),
         ("--dtype int3", "--dtype int3: not one of auto, bfloat16, float16, float32, half, float"),
         ("--dtype bfloat61", "did you mean bfloat16?"),
+        ("--kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4: not served: the CPU kernels store no elements of fewer"),
         ("--block-size 17", "--block-size 17: not one of 8, 16, 32, 64, 128, 256"),
         ("--hf-overrides {bad", "--hf-overrides {bad: not valid JSON"),
         ('--hf-overrides {"a":NaN}', "not valid JSON (NaN is no JSON number)"),

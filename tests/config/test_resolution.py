@@ -229,7 +229,9 @@ def test_the_cache_has_the_type_asked_for(resolve, asked, stored):
     ("name", "reason"),
     [("nvfp4", "fewer than 8 bits"), ("fp8_ds_mla", "MLA"), ("fp8_inc", "use fp8"), ("turboquant_4bit_nc", "8 bits")],
 )
-def test_types_of_other_engines_are_refused_with_the_reason(name, reason):
+def test_types_of_other_engines_are_refused_with_the_reason(resolve, name, reason):
+    with refused(f"--kv-cache-dtype {name}: not served: .*{reason}"):
+        resolve(kv_cache_dtype=name)
     with pytest.raises(ValueError, match=f"not served: .*{reason}"):
         parse_kv_cache_dtype(name)
 

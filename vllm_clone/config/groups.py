@@ -9,8 +9,16 @@ from vllm_clone.config.kv_cache import parse_kv_cache_dtype
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
 KVCacheDtype = Annotated[
     Literal[
-        *("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head"),
-        *("int8", "int8_per_token_head"),
+        "auto",
+        "bfloat16",
+        "float16",
+        "float32",
+        "fp8",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "fp8_per_token_head",
+        "int8",
+        "int8_per_token_head",
     ],
     parse_kv_cache_dtype,
 ]

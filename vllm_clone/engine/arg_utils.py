@@ -107,7 +107,7 @@ def _checked(name: str, value: Any) -> Any:
     if name == "served_model_name" and isinstance(value, str):
         value = [value]
     try:
-        if isinstance(value, str) and spec.kind in ("int", "float"):
+        if isinstance(value, str) and spec.kind in ("int", "float", "str"):
             value = spec.parse(value)
         if spec.choices and value is not None and value not in spec.choices:
             raise ValueError(f"not one of {', '.join(map(str, spec.choices))}")
