@@ -200,4 +200,40 @@ NB_MODULE(_C, m) {
         });
       },
       Release());
+  m.def(
+      "sample_tokens",
+      [](uintptr_t token_ids, uintptr_t logits, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p,
+         uintptr_t min_p, uintptr_t seeds, uintptr_t positions, int64_t rows, int64_t vocab, int64_t row_stride,
+         bool keep) {
+        table().sample_tokens({at<int64_t>(token_ids), at<float>(logits), at<float>(temperature), at<int64_t>(top_k),
+                               at<float>(top_p), at<float>(min_p), at<uint64_t>(seeds), at<int64_t>(positions), rows,
+                               vocab, row_stride, keep});
+      },
+      Release());
+  m.def(
+      "score_tokens",
+      [](uintptr_t logits, uintptr_t rows, uintptr_t tokens, uintptr_t starts, uintptr_t chosen, uintptr_t ids,
+         uintptr_t scores, uintptr_t ranks, int64_t count, int64_t vocab, int64_t row_stride, bool logprobs) {
+        return table().score_tokens({at<float>(logits), at<int64_t>(rows), at<int64_t>(tokens), at<int64_t>(starts),
+                                     at<bool>(chosen), at<int64_t>(ids), at<float>(scores), at<int64_t>(ranks), count,
+                                     vocab, row_stride, logprobs});
+      },
+      Release());
+  m.def(
+      "edit_logits",
+      [](int kind, uintptr_t logits, uintptr_t rows, uintptr_t starts, uintptr_t ids, uintptr_t values,
+         uintptr_t occurrences, int64_t count, int64_t vocab, int64_t row_stride) {
+        return table().edit_logits({Edit(kind), at<float>(logits), at<int64_t>(rows), at<int64_t>(starts),
+                                    at<int64_t>(ids), at<float>(values), at<int32_t>(occurrences), count, vocab,
+                                    row_stride});
+      },
+      Release());
+  m.def(
+      "apply_bitmask",
+      [](uintptr_t logits, uintptr_t rows, uintptr_t words, int64_t count, int64_t vocab, int64_t row_stride,
+         int64_t word_stride) {
+        table().apply_bitmask(at<float>(logits), at<int64_t>(rows), at<int32_t>(words), count, vocab, row_stride,
+                              word_stride);
+      },
+      Release());
 }

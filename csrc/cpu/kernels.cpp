@@ -10,6 +10,7 @@
 #include "gguf_linear.h"
 #include "linear.h"
 #include "rope.h"
+#include "sampling.h"
 #include "simd.h"
 #include "thread_pool.h"
 #include "with_type.h"
@@ -285,7 +286,7 @@ extern const KernelTable table;
 const KernelTable table = {
     rms_norm,    layer_norm,     rotary,     activation,        scale_add, paged_attention, pack_linear,
     linear_rows, linear_product, dequantize, gguf_packed_bytes, pack_gguf, gguf_rows,       gguf_linear,
-    gguf_inputs,
+    gguf_inputs, sample_tokens,  score_tokens, edit_logits,       apply_bitmask,
 };
 
 }  // namespace KERNELS

@@ -46,6 +46,46 @@ struct LinearArgs {
   Epilogue epilogue;
 };
 
+struct SampleArgs {
+  int64_t* token_ids;        // [rows], receives the tokens
+  float* logits;             // [rows, vocab], rows row_stride elements apart
+  const float* temperature;  // [rows], 0 = greedy. Null: every row is greedy, and what follows is null too.
+  const int64_t* top_k;      // [rows], 0 = off. Null: no row uses it; likewise the next two.
+  const float* top_p;        // [rows], 1 = off
+  const float* min_p;        // [rows], 0 = off
+  const uint64_t* seeds;     // [rows]
+  const int64_t* positions;  // [rows]
+  int64_t rows, vocab, row_stride;
+  bool keep;  // random rows become what was drawn from: scaled, -inf where filtered. Else logits stay as they are.
+};
+
+struct ScoreArgs {
+  const float* logits;    // rows row_stride elements apart
+  const int64_t* rows;    // [count], rows of the logits
+  const int64_t* tokens;  // [count], the sampled token of each
+  const int64_t* starts;  // [count + 1], where each row's entries lie in ids and scores: its token, then the others
+  const bool* chosen;     // [count], the row's other ids are given; else they are the highest scores' in order
+  int64_t* ids;           // [starts[count]]
+  float* scores;          // [starts[count]]
+  int64_t* ranks;         // [count], how many scores are at least the token's
+  int64_t count, vocab, row_stride;
+  bool logprobs;  // scores are log-probabilities; else logits
+};
+
+// What to do with the listed ids of a row.
+enum class Edit : int { keep_only = 0, add = 1, mask = 2, mask_unless_last = 3, penalise = 4 };
+
+struct EditArgs {
+  Edit kind;
+  float* logits;               // rows row_stride elements apart
+  const int64_t* rows;         // [count], rows of the logits
+  const int64_t* starts;       // [count + 1], where each row's entries lie in ids, values and occurrences
+  const int64_t* ids;          // [starts[count]]
+  const float* values;         // add: one for each id; penalise: repetition, frequency and presence for each row
+  const int32_t* occurrences;  // penalise: in the output, for each id
+  int64_t count, vocab, row_stride;
+};
+
 struct KernelTable {
   // out = norm(x [+ residual]) * (weight + offset), for each of the row's heads; residual, contiguous and with one head
   // only, receives the sum.
@@ -79,4 +119,11 @@ struct KernelTable {
                       const void* packed, const void* bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride);
   // inputs = x[rows, k] rounded to 8 bits: 64 bytes for each 32 of a row's numbers.
   void (*gguf_inputs)(DType, void* inputs, const void* x, int64_t rows, int64_t k, int64_t x_stride);
+  void (*sample_tokens)(const SampleArgs&);
+  // Both: false, and nothing done, when a given id is outside the vocabulary.
+  bool (*score_tokens)(const ScoreArgs&);
+  bool (*edit_logits)(const EditArgs&);
+  // -inf for every token whose bit is 0: words[count, word_stride], bit v % 32 of word v / 32, for the given rows.
+  void (*apply_bitmask)(float* logits, const int64_t* rows, const int32_t* words, int64_t count, int64_t vocab,
+                        int64_t row_stride, int64_t word_stride);
 };

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -163,6 +164,20 @@ def test_applying_moves_the_thread():
     before = os.sched_getaffinity(0)
     assert in_a_thread(moved) == {core}
     assert os.sched_getaffinity(0) == before
+
+
+def test_applying_binds_the_memory_that_the_thread_asks_for():
+    def policies():
+        try:
+            placement.apply(Placement(1, nodes=(0,)))
+        except ConfigError as error:
+            return str(error)
+        return Path("/proc/thread-self/numa_maps").read_text()
+
+    found = in_a_thread(policies)
+    if "does not bind memory" in found:
+        pytest.skip(found)
+    assert " bind:0 " in found
 
 
 def test_a_core_that_is_gone_is_named():

@@ -16,6 +16,14 @@ import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
 from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
 from vllm_clone.kernels.arena import Arena
+from vllm_clone.kernels.cpu.checks import require as _require
+from vllm_clone.kernels.cpu.sampling import add_at_ as add_at_
+from vllm_clone.kernels.cpu.sampling import apply_bitmask_ as apply_bitmask_
+from vllm_clone.kernels.cpu.sampling import keep_only_ as keep_only_
+from vllm_clone.kernels.cpu.sampling import mask_at_ as mask_at_
+from vllm_clone.kernels.cpu.sampling import penalise_ as penalise_
+from vllm_clone.kernels.cpu.sampling import sample_tokens as sample_tokens
+from vllm_clone.kernels.cpu.sampling import score_tokens as score_tokens
 from vllm_clone.kernels.gguf_matrix import GGUFMatrix
 from vllm_clone.kernels.reference import SCALE_BYTES, Rotary
 from vllm_clone.logger import init_logger
@@ -92,11 +100,6 @@ def set_thread_cores(cores: list[int]) -> None:
     The calling thread is the pool's first and stays as it is: a thread it starts later inherits its cores.
     """
     _C.set_thread_cores(cores)
-
-
-def _require(ok: bool, what: str) -> None:
-    if not ok:
-        raise ValueError(what)
 
 
 _arena: Arena | None = None
