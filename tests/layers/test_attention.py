@@ -34,7 +34,7 @@ def test_every_storage_type_has_a_page_that_fits(name: str) -> None:
 
 
 def test_a_cache_that_cannot_be_kept_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="CPU_ATTN cannot keep this KV cache: it stores float32.*, not nvfp4"):
+    with pytest.raises(ConfigError, match=r"CPU_ATTN cannot keep this KV cache: it stores float32.*, not nvfp4"):
         layer().kv_cache_spec(32, "nvfp4")
     with pytest.raises(ConfigError, match="heads must have an even size up to 512, not 15"):
         Attention(6, 15, 0.25, 2, layer_name="a", options=OPTIONS)

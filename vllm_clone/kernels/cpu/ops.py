@@ -302,7 +302,7 @@ def _matrix_rows(matrix: torch.Tensor, k: int, rows_T: torch.Tensor, packed: boo
 
 def _page_facts(kv_cache: torch.Tensor, size: int) -> tuple[int, bool]:
     """What the elements of a cache are called, and whether pages keep a scale per token and head."""
-    _require(kv_cache.dim() == 5 and kv_cache.is_contiguous(), "cache: contiguous [blocks, 2, K, block size, D] expected")
+    _require(kv_cache.dim() == 5 and kv_cache.is_contiguous(), "cache: contiguous [blocks, 2, K, block, D] expected")
     _, pair, heads, block_size, width = kv_cache.shape
     scaled = kv_cache.element_size() == 1 and width == size + SCALE_BYTES
     _require(pair == 2 and heads > 0 and (width == size or scaled), "cache: wrong shape")
