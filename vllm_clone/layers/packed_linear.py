@@ -6,6 +6,7 @@ import torch
 
 from vllm_clone import kernels
 from vllm_clone.layers.activation import GatedActivation
+from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.linear import LinearBase, Part, UnquantizedLinearMethod
 from vllm_clone.layers.options import BuildOptions
 from vllm_clone.layers.weights import check_plain, check_shape
@@ -29,13 +30,15 @@ class PackedLinearMethod(UnquantizedLinearMethod):
             if layer.out_features % 32:  # the last tile has rows that no tensor fills
                 layer.parameter("weight")[-1].zero_()
 
-    def load(self, layer: LinearBase, name: str, tensor: torch.Tensor, output: Part, offset: int) -> None:
+    def load(self, layer: LinearBase, name: str, tensor: torch.Tensor | GGUFRows, output: Part, offset: int) -> None:
         weight = layer.parameter(name)
         if weight.dim() == 2:
             super().load(layer, name, tensor, output, offset)
             return
-        check_plain(tensor)
         check_shape((output.full, layer.input.full), tensor)
+        if not isinstance(tensor, torch.Tensor):
+            tensor = tensor.dequantize(weight.dtype)
+        check_plain(tensor)
         rows = tensor[output.slice, layer.input.slice]
         step = max(_CHUNK_BYTES // (layer.in_features * weight.itemsize) // 32 * 32, 32)
         first = -offset % 32 if offset % 32 else step  # so that chunks end where tiles do

@@ -436,7 +436,10 @@ LINEAR_TILE = 32
 
 def can_pack_linear(weight_NK: torch.Tensor) -> bool:
     """Whether :func:`pack_linear` takes this matrix."""
-    return weight_NK.dim() == 2 and packed_linear_shape(*weight_NK.shape, weight_NK.dtype) is not None
+    if weight_NK.dim() != 2:
+        return False
+    n, k = weight_NK.shape
+    return packed_linear_shape(n, k, weight_NK.dtype) is not None
 
 
 def packed_linear_shape(n: int, k: int, dtype: torch.dtype) -> tuple[int, ...] | None:
@@ -450,7 +453,8 @@ def packed_linear_shape(n: int, k: int, dtype: torch.dtype) -> tuple[int, ...] |
 def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
     """Weights [N, K] in the order the kernel streams them, of :func:`packed_linear_shape`."""
     _require(can_pack_linear(weight_NK), "pack_linear: float32 or bfloat16 of even width")
-    shape = packed_linear_shape(*weight_NK.shape, weight_NK.dtype)
+    n, k = weight_NK.shape
+    shape = packed_linear_shape(n, k, weight_NK.dtype)
     assert shape is not None
     packed = empty_weight(shape, weight_NK.dtype)
     _pack_tiles(packed, weight_NK)
@@ -459,10 +463,10 @@ def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
 
 def pack_linear_rows(packed: torch.Tensor, first: int, rows_RK: torch.Tensor) -> None:
     """Write rows [R, K] of a matrix, from row ``first`` on, into its packed form; other rows stay as they are."""
-    end, tiles = first + rows_RK.shape[0], packed.shape[0]
+    end, most = first + rows_RK.shape[0], packed.shape[0] * LINEAR_TILE
     _require(
-        packed.is_contiguous() and 0 <= first <= end <= tiles * LINEAR_TILE and rows_RK.dtype == packed.dtype
-        and can_pack_linear(rows_RK) and packed.shape == packed_linear_shape(tiles * LINEAR_TILE, rows_RK.shape[1], packed.dtype),
+        packed.is_contiguous() and 0 <= first <= end <= most and rows_RK.dim() == 2 and rows_RK.dtype == packed.dtype
+        and packed.shape == packed_linear_shape(most, rows_RK.shape[1], packed.dtype),
         "pack_linear_rows: rows and packed matrix must agree in width and dtype",
     )  # fmt: skip
     whole = range(-(-first // LINEAR_TILE), end // LINEAR_TILE)
