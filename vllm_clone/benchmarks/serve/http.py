@@ -33,7 +33,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.is_fresh = True
         self.reason = b""
-        self._is_whole = False
+        self._stays_open = False
         self._arrived = 0.0
         self._done: asyncio.Future[None] | None = None
         self._on_body: BodyReader | None = None
@@ -45,7 +45,7 @@ class _Connection(asyncio.Protocol):
         """Send a whole request and read its answer; the HTTP status."""
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
-        self._has_length = self._is_whole = False
+        self._has_length = self._stays_open = False
         self._on_body = on_body
         self._done = asyncio.get_running_loop().create_future()
         self.transport.write(request)
@@ -57,7 +57,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def can_be_used_again(self) -> bool:
-        return self._is_whole and not self.transport.is_closing() and bool(self._parser.should_keep_alive())
+        return self._stays_open and not self.transport.is_closing()
 
     @property
     def has_begun_to_answer(self) -> bool:
@@ -94,10 +94,10 @@ class _Connection(asyncio.Protocol):
             self._on_body(self._status, data, self._arrived)
 
     def on_message_complete(self) -> None:
+        self._stays_open = self._parser.should_keep_alive()
         self._finish()
 
     def _finish(self) -> None:
-        self._is_whole = True
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 

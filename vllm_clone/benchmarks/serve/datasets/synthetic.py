@@ -12,6 +12,7 @@ from vllm_clone.tokenizers import Tokenizer
 
 MAX_TRIES = 10
 """Of cutting and padding a prompt until its text has the length asked for."""
+MAX_DRAWS = 50
 
 
 class PromptMaker:
@@ -28,15 +29,25 @@ class PromptMaker:
     def draw(self, count: int) -> list[int]:
         return [int(i) for i in self.allowed[self._random.integers(0, len(self.allowed), size=count)]]
 
+    def _draw_whole(self) -> int:
+        """A token that stands for whole characters, if a few draws find one."""
+        for _ in range(MAX_DRAWS):
+            (token,) = self.draw(1)
+            if "\ufffd" not in self._tokenizer.decode([token], skip_special_tokens=False):
+                break
+        return token
+
     def text_of(self, ids: list[int]) -> tuple[str, int]:
         """A text of ``len(ids)`` tokens that begins like these ids, and its length as found."""
         wanted = len(ids)
-        for _ in range(MAX_TRIES):
+        for spare in range(MAX_TRIES):
             text = self._tokenizer.decode(ids, skip_special_tokens=False)
             ids = self._tokenizer.encode(text, add_special_tokens=False)
             if len(ids) == wanted:
                 return text, wanted
-            ids = ids[:wanted] + self.draw(wanted - len(ids) if len(ids) < wanted else 0)
+            if len(ids) > wanted:  # a cut may split a character, which then takes more tokens than it had
+                ids = ids[: max(wanted - spare, 0)]
+            ids += [self._draw_whole() for _ in range(wanted - len(ids))]
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         found = len(self._tokenizer.encode(text, add_special_tokens=False))
         self.inexact += found != wanted
