@@ -1,0 +1,81 @@
+"""Starting and stopping servers that are measured, and what their processes hold in memory."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+STOP_SECONDS = 20.0
+
+
+@dataclass
+class Server:
+    """A running server and how long it took to be ready."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    start_seconds: float
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def memory_bytes(self) -> int:
+        """Of all its processes: proportional set size where it can be read, else resident size."""
+        root = psutil.Process(self.process.pid)
+        family = [root, *root.children(recursive=True)]
+        try:
+            return sum(p.memory_full_info().pss for p in family)
+        except (psutil.AccessDenied, AttributeError):
+            return sum(p.memory_info().rss for p in family)
+
+    def stop(self) -> None:
+        """End the whole process group."""
+        for sig, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, sig)
+                try:
+                    self.process.wait(patience)
+                except subprocess.TimeoutExpired:
+                    continue
+            return
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def start(name: str, command: str, log: Path, patience: float) -> Server:
+    """Start a server and wait until /health says 200. ``{port}`` in the command becomes a free port.
+
+    Raises:
+        SystemExit: it ended, or was not ready in time.
+    """
+    port = free_port()
+    begun = time.perf_counter()
+    with log.open("wb") as out:
+        words = shlex.split(command.replace("{port}", str(port)))
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    server = Server(name, process, port, 0.0)
+    while time.perf_counter() - begun < patience:
+        if process.poll() is not None:
+            raise SystemExit(f"{name} ended with {process.returncode}; its log is {log}")
+        try:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=2) as answer:
+                if answer.status == 200:
+                    server.start_seconds = time.perf_counter() - begun
+                    return server
+        except OSError:
+            time.sleep(0.02)
+    server.stop()
+    raise SystemExit(f"{name} was not ready in {patience:g} s; its log is {log}")
