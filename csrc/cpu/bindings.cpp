@@ -1,4 +1,5 @@
 // Python's view of the kernels: raw addresses and sizes in, nothing out. Shapes are checked in Python.
+// Calls of a forward pass go through call(), which records them while a tape is running.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -6,13 +7,14 @@
 #include <stdexcept>
 
 #include "kernels.h"
+#include "tape.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
 
-#define DECLARE(name)            \
-  namespace isa_##name {         \
-  extern const KernelTable table; \
+#define DECLARE(name)               \
+  namespace isa_##name {            \
+    extern const KernelTable table; \
   }
 DECLARE(portable)
 #ifdef HAVE_avx2
@@ -87,44 +89,68 @@ NB_MODULE(_C, m) {
   m.def("available", &available, "Names of the instruction set levels this machine has, best first.");
   m.def("use", &use, "Use one level from now on.");
   m.def("active", [] { return table(), std::string(active->name); });
+  nb::class_<Tape>(m, "Tape", "Kernel calls recorded by one thread, for batches of up to a size.")
+      .def(nb::init<int64_t, int64_t>(), nb::arg("tokens"), nb::arg("requests"))
+      .def("start", [](Tape& tape) { recording = &tape; }, "Record this thread's calls from now on; none is run.")
+      .def("stop", [](Tape&) { recording = nullptr; })
+      .def("run", &Tape::run, nb::arg("tokens"), nb::arg("requests"), Release())
+      .def("__len__", &Tape::length);
   m.def("set_num_threads", &set_num_threads, Release());
   m.def("num_threads", &num_threads);
 
   m.def(
       "rms_norm",
-      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t residual, uintptr_t weight, int64_t rows, int64_t dim,
-         int64_t x_stride, float eps, float offset) {
-        table().rms_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(residual), at<void>(weight), rows, dim,
-                         x_stride, eps, offset);
+      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t residual, uintptr_t weight, int64_t rows, int64_t heads,
+         int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset) {
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().rms_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(residual), at<void>(weight), rows, heads,
+                           dim, x_stride, out_stride, eps, offset);
+        });
       },
       Release());
   m.def(
       "layer_norm",
       [](int dtype, uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, int64_t rows, int64_t dim,
          float eps) {
-        table().layer_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(weight), at<void>(bias), rows, dim, eps);
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().layer_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(weight), at<void>(bias), rows, dim,
+                             eps);
+        });
       },
       Release());
   m.def(
       "rotary",
       [](int dtype, uintptr_t x, uintptr_t positions, uintptr_t cos_sin, int64_t rows, int64_t heads,
          int64_t row_stride, int head_size, int rotary_dim, bool neox) {
-        table().rotary(DType(dtype), at<void>(x), at<int64_t>(positions), at<float>(cos_sin), rows, heads, row_stride,
-                       head_size, rotary_dim, neox);
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().rotary(DType(dtype), at<void>(x), at<int64_t>(positions), at<float>(cos_sin), rows, heads, row_stride,
+                         head_size, rotary_dim, neox);
+        });
       },
       Release());
   m.def(
       "activation",
       [](int dtype, uintptr_t out, uintptr_t x, int64_t rows, int64_t dim, int act, bool gated) {
-        table().activation(DType(dtype), at<void>(out), at<void>(x), rows, dim, act, gated);
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().activation(DType(dtype), at<void>(out), at<void>(x), rows, dim, act, gated);
+        });
+      },
+      Release());
+  m.def(
+      "scale_add",
+      [](int dtype, uintptr_t x, uintptr_t y, int64_t rows, int64_t dim, float a, float b) {
+        call(Axis::tokens, rows,
+             [=](int64_t rows) { table().scale_add(DType(dtype), at<void>(x), at<void>(y), rows, dim, a, b); });
       },
       Release());
   m.def(
       "write_cache",
       [](int dtype, uintptr_t cache, uintptr_t key, uintptr_t value, uintptr_t slots, int64_t tokens,
          int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size) {
-        table().write_cache(DType(dtype), at<void>(cache), at<void>(key), at<void>(value), at<int64_t>(slots), tokens,
-                            key_stride, value_stride, num_kv_heads, head_size, block_size);
+        call(Axis::tokens, tokens, [=](int64_t tokens) {
+          table().write_cache(DType(dtype), at<void>(cache), at<void>(key), at<void>(value), at<int64_t>(slots), tokens,
+                              key_stride, value_stride, num_kv_heads, head_size, block_size);
+        });
       },
       Release());
   m.def(
@@ -132,9 +158,11 @@ NB_MODULE(_C, m) {
       [](int dtype, uintptr_t out, uintptr_t query, uintptr_t cache, uintptr_t block_table, uintptr_t query_start,
          uintptr_t seq_lens, int64_t num_requests, int64_t table_stride, int64_t query_stride, int num_heads,
          int num_kv_heads, int head_size, int block_size, int sliding_window, float scale, float softcap) {
-        table().attention({DType(dtype), at<void>(out), at<void>(query), at<void>(cache), at<int32_t>(block_table),
-                           at<int32_t>(query_start), at<int32_t>(seq_lens), num_requests, table_stride, query_stride,
-                           num_heads, num_kv_heads, head_size, block_size, sliding_window, scale, softcap});
+        call(Axis::requests, num_requests, [=](int64_t num_requests) {
+          table().attention({DType(dtype), at<void>(out), at<void>(query), at<void>(cache), at<int32_t>(block_table),
+                             at<int32_t>(query_start), at<int32_t>(seq_lens), num_requests, table_stride, query_stride,
+                             num_heads, num_kv_heads, head_size, block_size, sliding_window, scale, softcap});
+        });
       },
       Release());
   m.def(
@@ -144,11 +172,21 @@ NB_MODULE(_C, m) {
       },
       Release());
   m.def(
+      "linear_rows",
+      [](int dtype, bool packed, uintptr_t out, uintptr_t matrix, uintptr_t rows, int64_t count, int64_t k) {
+        call(Axis::tokens, count, [=](int64_t count) {
+          table().linear_rows(DType(dtype), packed, at<void>(out), at<void>(matrix), at<int64_t>(rows), count, k);
+        });
+      },
+      Release());
+  m.def(
       "linear",
       [](int dtype, int out_dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias, int64_t rows,
          int64_t n, int64_t k, int64_t x_stride, int64_t out_stride) {
-        table().linear(DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed), at<void>(bias),
-                       rows, n, k, x_stride, out_stride);
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().linear(DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed), at<void>(bias),
+                         rows, n, k, x_stride, out_stride);
+        });
       },
       Release());
   m.def("gguf_packed_bytes",
@@ -162,15 +200,19 @@ NB_MODULE(_C, m) {
   m.def(
       "gguf_rows",
       [](int ggml_type, int dtype, uintptr_t out, uintptr_t packed, uintptr_t rows, int64_t count, int64_t k) {
-        table().gguf_rows(ggml_type, DType(dtype), at<void>(out), at<void>(packed), at<int64_t>(rows), count, k);
+        call(Axis::tokens, count, [=](int64_t count) {
+          table().gguf_rows(ggml_type, DType(dtype), at<void>(out), at<void>(packed), at<int64_t>(rows), count, k);
+        });
       },
       Release());
   m.def(
       "gguf_linear",
       [](int ggml_type, int dtype, int out_dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias,
          int64_t rows, int64_t n, int64_t k, int64_t x_stride) {
-        table().gguf_linear(ggml_type, DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed),
-                            at<void>(bias), rows, n, k, x_stride);
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().gguf_linear(ggml_type, DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed),
+                              at<void>(bias), rows, n, k, x_stride);
+        });
       },
       Release());
   m.def(

@@ -58,15 +58,18 @@ void rms_norm_row(T* out, const T* x, T* residual, const T* weight, int64_t dim,
     out[i] = from_float<T>(to_float(source[i]) * factor * (to_float(weight[i]) + offset));
 }
 
-void rms_norm(DType dtype, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t dim,
-              int64_t x_stride, float eps, float offset) {
+void rms_norm(DType dtype, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t heads,
+              int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    parallel_for(rows, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        rms_norm_row<T>(static_cast<T*>(out) + r * dim, static_cast<const T*>(x) + r * x_stride,
-                        residual ? static_cast<T*>(residual) + r * dim : nullptr, static_cast<const T*>(weight), dim,
+    parallel_for(rows * heads, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / heads, within = i % heads * dim;
+        rms_norm_row<T>(static_cast<T*>(out) + row * out_stride + within,
+                        static_cast<const T*>(x) + row * x_stride + within,
+                        residual ? static_cast<T*>(residual) + i * dim : nullptr, static_cast<const T*>(weight), dim,
                         eps, offset);
+      }
     });
   });
 }
@@ -147,6 +150,7 @@ void rotary(DType dtype, void* x, const int64_t* positions, const float* cos_sin
 inline vf activate(vf x, int act) {
   if (act == 0) return x / (1.0f + exp(-x));
   if (act == 2) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+  if (act == 3) return max(x, vf{});
   vf out;
   for (int i = 0; i < kLanes; ++i) out[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
   return out;
@@ -172,6 +176,22 @@ void activation(DType dtype, void* out, const void* x, int64_t rows, int64_t dim
           to[i] = from_float<T>(v);
         }
       }
+    });
+  });
+}
+
+// x = a x + b y, elementwise; y may be null.
+void scale_add(DType dtype, void* x, const void* y, int64_t rows, int64_t dim, float a, float b) {
+  with_type(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel_for(rows, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
+      T* to = static_cast<T*>(x) + begin * dim;
+      const T* from = y ? static_cast<const T*>(y) + begin * dim : nullptr;
+      const int64_t count = (end - begin) * dim;
+      int64_t i = 0;
+      for (; i + kLanes <= count; i += kLanes)
+        store(to + i, from ? load(to + i) * a + load(from + i) * b : load(to + i) * a);
+      for (; i < count; ++i) to[i] = from_float<T>(to_float(to[i]) * a + (from ? to_float(from[i]) * b : 0.0f));
     });
   });
 }
@@ -213,6 +233,26 @@ void pack_linear(DType dtype, void* packed, const void* weight, int64_t n, int64
       }
     }
   });
+}
+
+void linear_rows(DType dtype, bool packed, void* out, const void* matrix, const int64_t* rows, int64_t count,
+                 int64_t k) {
+  const auto run = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const T* from = static_cast<const T*>(matrix);
+    parallel_for(count, 1 + 16384 / k, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        T* to = static_cast<T*>(out) + i * k;
+        if (packed) {
+          linear::unpack(from, to, k, rows[i]);
+        } else {
+          std::copy_n(from + rows[i] * k, k, to);
+        }
+      }
+    });
+  };
+  if (dtype == DType::f32) return run(static_cast<float*>(nullptr));
+  run(static_cast<bf16*>(nullptr));  // a plain copy of half precision moves the same bytes
 }
 
 template <typename T, typename O>
@@ -301,9 +341,9 @@ void gguf_linear(int ggml_type, DType dtype, DType out_dtype, void* out, const v
 
 extern const KernelTable table;
 const KernelTable table = {
-    rms_norm,        layer_norm,  rotary,         activation, write_cache,
-    paged_attention, pack_linear, linear_product, dequantize, gguf_packed_bytes,
-    pack_gguf,       gguf_rows,   gguf_linear,
+    rms_norm,    layer_norm,  rotary,         activation, scale_add,         write_cache, paged_attention,
+    pack_linear, linear_rows, linear_product, dequantize, gguf_packed_bytes, pack_gguf,   gguf_rows,
+    gguf_linear,
 };
 
 }  // namespace KERNELS

@@ -19,20 +19,26 @@ struct AttentionArgs {
 };
 
 struct KernelTable {
-  // out = norm(x [+ residual]) * (weight + offset); residual, when given, receives the sum.
-  void (*rms_norm)(DType, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t dim,
-                   int64_t x_stride, float eps, float offset);
+  // out = norm(x [+ residual]) * (weight + offset), for each of the row's heads; residual, contiguous and with one head
+  // only, receives the sum.
+  void (*rms_norm)(DType, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t heads,
+                   int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset);
   void (*layer_norm)(DType, void* out, const void* x, const void* weight, const void* bias, int64_t rows, int64_t dim,
                      float eps);
   void (*rotary)(DType, void* x, const int64_t* positions, const float* cos_sin, int64_t rows, int64_t heads,
                  int64_t row_stride, int head_size, int rotary_dim, bool neox);
-  // out[rows, dim] = act(x[:, :dim]) * x[:, dim:] when gated, act(x) otherwise. act: 0 silu, 1 gelu, 2 gelu tanh.
+  // out[rows, dim] = act(x[:, :dim]) * x[:, dim:] when gated, act(x) otherwise. act: 0 silu, 1 gelu, 2 gelu tanh,
+  // 3 relu.
   void (*activation)(DType, void* out, const void* x, int64_t rows, int64_t dim, int act, bool gated);
+  // x = a x + b y, both [rows, dim]; y may be null.
+  void (*scale_add)(DType, void* x, const void* y, int64_t rows, int64_t dim, float a, float b);
   void (*write_cache)(DType, void* cache, const void* key, const void* value, const int64_t* slots, int64_t tokens,
                       int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size);
   void (*attention)(const AttentionArgs&);
   // Weights [n, k] -> packed, ceil(n / 32) * 32 * k elements. f32 and bf16 only.
   void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
+  // out[count, k] = the given rows of a matrix, plain or packed (f32 and bf16 only).
+  void (*linear_rows)(DType, bool packed, void* out, const void* matrix, const int64_t* rows, int64_t count, int64_t k);
   // out[rows, n] = x[rows, k] W^T (+ bias[n]). The output's type is the weights', or f32.
   void (*linear)(DType, DType out_dtype, void* out, const void* x, const void* packed, const void* bias, int64_t rows,
                  int64_t n, int64_t k, int64_t x_stride, int64_t out_stride);

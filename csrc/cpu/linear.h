@@ -48,6 +48,16 @@ inline void pack(const float* w, float* out, int64_t n, int64_t k, int64_t tile)
     }
 }
 
+// One row of the matrix that pack() packed.
+inline void unpack(const bf16* packed, bf16* out, int64_t k, int64_t row) {
+  const bf16* from = packed + row / kTile * kTile * k + row % kTile * 2;
+  for (int64_t kk = 0; kk < k; kk += 2, from += 2 * kTile) std::memcpy(out + kk, from, 4);
+}
+inline void unpack(const float* packed, float* out, int64_t k, int64_t row) {
+  const float* from = packed + row / kTile * kTile * k + row % kTile;
+  for (int64_t kk = 0; kk < k; ++kk, from += kTile) out[kk] = *from;
+}
+
 // sums[r] = the outputs of one tile for R rows.
 template <int R>
 inline void tile_product(vf (&sums)[R][kVectors], const bf16* w, const bf16* x, int64_t x_stride, int64_t k) {

@@ -11,9 +11,6 @@
 namespace {
 
 constexpr int kSpins = 4000;  // about 50 µs: longer than the gap between two kernels of one step
-constexpr int kChunksPerThread = 4;
-constexpr int64_t kMaxChunks = 0xffff;
-
 inline void pause_cpu() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -22,8 +19,9 @@ inline void pause_cpu() {
 #endif
 }
 
-// Work is cut into chunks that threads claim one by one, the caller among them. So a thread that another program
-// keeps off its core delays nobody: the others take its chunks, and the caller waits only for chunks already begun.
+// Threads, the caller among them, claim pieces of the work: large ones first, single items at the end. So equal threads
+// finish together, and a thread that another program keeps off its core delays nobody: the others take its share, and
+// the caller waits only for pieces already begun.
 class Pool {
  public:
   explicit Pool(int count) : count_(count) {
@@ -42,16 +40,17 @@ class Pool {
   void run(int64_t count, Task task, void* context) {
     task_ = task;
     context_ = context;
-    total_ = count;
-    const uint32_t chunks = static_cast<uint32_t>(
-        std::min<int64_t>({count, int64_t{count_} * kChunksPerThread, kMaxChunks}));
+    unit_ = 1 + count / INT32_MAX;
+    const auto items = static_cast<uint32_t>((count + unit_ - 1) / unit_);
+    count_of_task_ = count;
+    items_.store(items, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
     const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-    claim_.store(uint64_t{generation} << 32 | uint64_t{chunks} << 16, std::memory_order_release);
+    claim_.store(uint64_t{generation} << 32, std::memory_order_release);
     generation_.store(generation, std::memory_order_release);
     generation_.notify_all();
-    take_chunks(generation);
-    for (int spin = 0; done_.load(std::memory_order_acquire) != chunks; ++spin) {
+    take_pieces(generation);
+    for (int spin = 0; done_.load(std::memory_order_acquire) != items; ++spin) {
       if (spin < kSpins) {
         pause_cpu();
       } else {
@@ -61,18 +60,19 @@ class Pool {
   }
 
  private:
-  // Claims chunks of one generation until none is left. One word holds the generation, the number of chunks and the
-  // next chunk, so that a thread that wakes late can take nothing of work it has not seen: a claim that succeeds was
-  // for a chunk still open, and until it is done the caller changes nothing.
-  void take_chunks(uint32_t generation) {
+  // Claims pieces of one generation until none is left. One word holds the generation and the next item, so that a
+  // thread that wakes late can take nothing of work it has not seen: a claim that succeeds was for items still open, and
+  // until they are done the caller changes nothing.
+  void take_pieces(uint32_t generation) {
     uint64_t claim = claim_.load(std::memory_order_acquire);
     while (static_cast<uint32_t>(claim >> 32) == generation) {
-      const int64_t chunks = claim >> 16 & kMaxChunks, index = claim & kMaxChunks;
-      if (index >= chunks) return;
-      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire))
+      const uint32_t next = static_cast<uint32_t>(claim), items = items_.load(std::memory_order_relaxed);
+      if (next >= items) return;
+      const uint32_t size = std::max<uint32_t>(1, (items - next) / (2 * count_));
+      if (!claim_.compare_exchange_weak(claim, claim + size, std::memory_order_acq_rel, std::memory_order_acquire))
         continue;
-      task_(context_, total_ * index / chunks, total_ * (index + 1) / chunks);
-      done_.fetch_add(1, std::memory_order_release);
+      task_(context_, next * unit_, std::min((next + size) * unit_, count_of_task_));
+      done_.fetch_add(size, std::memory_order_release);
       claim = claim_.load(std::memory_order_acquire);
     }
   }
@@ -89,19 +89,22 @@ class Pool {
       }
       seen = generation_.load(std::memory_order_acquire);
       if (stop_) return;
-      take_chunks(seen);
+      take_pieces(seen);
     }
   }
 
   const int count_;
   std::vector<std::thread> threads_;
-  std::atomic<uint32_t> generation_{0};
-  std::atomic<uint64_t> claim_{0};  // generation << 32 | chunks << 16 | next chunk
-  std::atomic<uint32_t> done_{0};
   std::atomic<bool> stop_{false};
+  // Each in a cache line of its own: what idle threads look at, what describes the task, what says it is done.
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<uint64_t> claim_{0};  // generation << 32 | next item
+  std::atomic<uint32_t> items_{0};
   Task task_ = nullptr;
   void* context_ = nullptr;
-  int64_t total_ = 0;
+  int64_t count_of_task_ = 0;
+  int64_t unit_ = 1;  // an item is so many of the task's: more than one only beyond 2^31
+  alignas(64) std::atomic<uint32_t> done_{0};
 };
 
 std::mutex mutex;

@@ -1,4 +1,4 @@
-// The one thread pool of the CPU kernels: a fixed number of threads that claim chunks, spin, then sleep.
+// The one thread pool of the CPU kernels: a fixed number of threads that claim pieces of the work, spin, then sleep.
 #pragma once
 
 #include <cstdint>

@@ -5,13 +5,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vllm_clone.attention import AttentionMetadata, ForwardContext
 from vllm_clone.config.groups import LoadConfig, ModelConfig
+from vllm_clone.config.kv_cache import KVCacheGroup
 from vllm_clone.config.vllm import VllmConfig
 from vllm_clone.model_loader import load_model
 from vllm_clone.models.base import CausalLM
+from vllm_clone.worker.graphs import RecordedForward
+from vllm_clone.worker.step_inputs import StepInputs
 
 CPU = torch.device("cpu")
 
@@ -44,9 +48,10 @@ class PagedModel:
         model: a loaded model; its attention layers get caches of ``num_blocks`` blocks.
         block_size: tokens per block.
         num_blocks: block 0 is never used, as in the engine.
+        recorded: replay a recording of the forward pass, as the engine does.
     """
 
-    def __init__(self, model: CausalLM, *, block_size: int = 8, num_blocks: int = 64) -> None:
+    def __init__(self, model: CausalLM, *, block_size: int = 8, num_blocks: int = 64, recorded: bool = False) -> None:
         self.model = model
         self.block_size = block_size
         self.layers = model.attention_layers()
@@ -57,6 +62,13 @@ class PagedModel:
             layer.kv_cache = torch.full(shape, float("nan"), dtype=layer.dtype)
         generator = torch.Generator().manual_seed(0)
         self.free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+        self.recorded: RecordedForward | None = None
+        if recorded:
+            group = KVCacheGroup(
+                tuple(self.layers), next(iter(self.layers.values())).kv_cache_spec(block_size, "float32")
+            )
+            longest = block_size * (num_blocks - 1)
+            self.recorded = RecordedForward(model, [group], longest, 4, longest)
         self.tables: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}
 
@@ -79,11 +91,28 @@ class PagedModel:
                 slots.append(table[position // self.block_size] * self.block_size + position % self.block_size)
             self.lengths[name] = begin + len(tokens)
             starts.append(len(ids))
-        metadata = self.metadata(list(rows), starts, slots)
-        ctx = ForwardContext({name: layer.backend.plan(metadata) for name, layer in self.layers.items()})
-        hidden = self.model(torch.tensor(ids), torch.tensor(positions), ctx)
+        hidden = self.forward(ids, positions, self.metadata(list(rows), starts, slots))
         pieces = self.model.compute_logits(hidden).split([b - a for a, b in pairwise(starts)])
         return dict(zip(rows, pieces, strict=True))
+
+    def forward(self, ids: list[int], positions: list[int], step: AttentionMetadata) -> torch.Tensor:
+        """Hidden states of one step."""
+        if self.recorded is None:
+            ctx = ForwardContext({name: layer.backend.plan(step) for name, layer in self.layers.items()})
+            return self.model(torch.tensor(ids), torch.tensor(positions), ctx)
+        inputs = StepInputs(
+            rows=np.arange(len(step.seq_lens_R)),
+            input_ids_T=np.array(ids),
+            positions_T=np.array(positions),
+            query_start_loc_R1=step.query_start_loc_R1.numpy(),
+            seq_lens_R=step.seq_lens_R.numpy(),
+            slot_mappings=[step.slot_mapping_T.numpy()],
+            block_tables=[step.block_table_RB.numpy()],
+            max_query_len=step.max_query_len,
+            max_seq_len=step.max_seq_len,
+            sampling=None,
+        )
+        return self.recorded(inputs)
 
     def metadata(self, names: list[str], starts: list[int], slots: list[int]) -> AttentionMetadata:
         """One step over the sequences ``names``, whose tokens begin at ``starts`` and are stored at ``slots``."""

@@ -18,19 +18,23 @@ TOLERANCE = 1e-4
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("chunk", [0, 7, 1], ids=["whole", "chunks-of-7", "token-by-token"])
-def test_logits_equal_transformers(name: str, chunk: int, example: Callable[[str], Example]) -> None:
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded"])
+def test_logits_equal_transformers(name: str, recorded: bool, chunk: int, example: Callable[[str], Example]) -> None:
     expected = example(name)
     model = load(expected.path, expected.hf_config)
-    logits = PagedModel(model).logits(expected.tokens, chunk=chunk)
+    logits = PagedModel(model, recorded=recorded).logits(expected.tokens, chunk=chunk)
     assert logits.dtype == torch.float32
     assert (logits - expected.logits).abs().max() < TOLERANCE
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded"])
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gemma3", "gpt2"])
-def test_rows_of_a_mixed_step_do_not_see_each_other(name: str, example: Callable[[str], Example]) -> None:
+def test_rows_of_a_mixed_step_do_not_see_each_other(
+    name: str, recorded: bool, example: Callable[[str], Example]
+) -> None:
     expected = example(name)
     tokens = expected.tokens
-    paged = PagedModel(load(expected.path, expected.hf_config))
+    paged = PagedModel(load(expected.path, expected.hf_config), recorded=recorded)
     paged.step({"decoding": tokens[:30], "chunked": tokens[:5]})
     out = paged.step({"decoding": tokens[30:31], "new": tokens[:12], "chunked": tokens[5:20]})
     assert (out["decoding"] - expected.logits[30:31]).abs().max() < TOLERANCE

@@ -25,6 +25,7 @@ class ModelConfig:
     max_model_len: IntOrAuto | None = flag(None, "Longest prompt plus output in tokens; auto: what memory allows.")
     max_logprobs: int = flag(20, "Most log-probabilities per token a request may ask for; -1 lifts the limit.")
     logprobs_mode: LogprobsMode = flag("raw_logprobs", "Which scores logprobs report: before or after processing.")
+    enforce_eager: bool = flag(False, "Run each step through Python instead of replaying a recording of it.")
     skip_tokenizer_init: bool = flag(False, "Load no tokenizer; prompts are token ids and no text comes back.")
     served_model_name: list[str] | None = flag(
         None, "Names clients may use; the first one appears in answers.", nullable=True

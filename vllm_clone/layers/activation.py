@@ -21,8 +21,8 @@ _PLAIN: dict[str, Activation] = {
     "gelu": lambda x: kernels.gelu(x, approximate="none"),
     "gelu_new": lambda x: kernels.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: kernels.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "silu": torch.nn.functional.silu,
+    "relu": kernels.relu,
+    "silu": kernels.silu,
 }
 
 

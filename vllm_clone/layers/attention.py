@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from vllm_clone import kernels
 from vllm_clone.attention import ForwardContext, get_attention_backend
 from vllm_clone.config.kv_cache import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from vllm_clone.errors import ConfigError
@@ -73,7 +74,7 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Queries [T, H·D], keys and values [T, K·D] → [T, H·D], contiguous."""
         num_tokens = q_T_HD.shape[0]
-        out_THD = q_T_HD.new_empty((num_tokens, self.num_heads, self.head_size))
+        out_THD = kernels.empty((num_tokens, self.num_heads, self.head_size), q_T_HD.dtype)
         self.backend.forward(
             q_T_HD.view(num_tokens, self.num_heads, self.head_size),
             k_T_KD.view(num_tokens, self.num_kv_heads, self.head_size),

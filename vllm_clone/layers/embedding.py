@@ -2,6 +2,7 @@
 
 import torch
 
+from vllm_clone import kernels
 from vllm_clone.layers.linear import LinearBase, Part
 from vllm_clone.layers.options import BuildOptions
 from vllm_clone.layers.weights import WeightModule
@@ -53,7 +54,7 @@ class PositionEmbedding(WeightModule):
 
     def forward(self, positions_T: torch.Tensor) -> torch.Tensor:
         """Positions [T] → vectors [T, D]."""
-        return torch.nn.functional.embedding(positions_T, self.weight)
+        return kernels.embedding(self.weight, positions_T)
 
 
 def softcap_(logits_RV: torch.Tensor, cap: float) -> torch.Tensor:

@@ -33,10 +33,9 @@ class RMSNorm(WeightModule):
         kernels.fused_add_rms_norm(x_TD, residual_TD, self.weight, self.eps, weight_offset=self.weight_offset)
         return x_TD
 
-    def heads(self, x_T_HD: torch.Tensor) -> torch.Tensor:
-        """Normalise each head of [T, H·D] on its own, D being this norm's size."""
-        size = self.weight.shape[0]
-        return self(x_T_HD.reshape(-1, size)).view(x_T_HD.shape[0], -1)
+    def heads_(self, x_T_HD: torch.Tensor) -> None:
+        """Normalise each head of [T, H·D] on its own, in place; D is this norm's size, rows may be strided."""
+        kernels.rms_norm_heads_(x_T_HD, self.weight, self.eps, weight_offset=self.weight_offset)
 
 
 class LayerNorm(WeightModule):

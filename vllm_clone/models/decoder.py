@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from vllm_clone import kernels
 from vllm_clone.attention import ForwardContext
 from vllm_clone.layers.activation import gated_activation
 from vllm_clone.layers.attention import Attention
@@ -58,7 +59,8 @@ class SelfAttention(nn.Module):
         """[T, D] → [T, D]."""
         q, k, v = self.qkv_proj(x_TD).split(self.qkv_proj.sizes, dim=-1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm.heads(q), self.k_norm.heads(k)
+            self.q_norm.heads_(q)
+            self.k_norm.heads_(k)
         self.rope(positions_T, q, k)
         return self.o_proj(self.attn(q, k, v, ctx))
 
@@ -123,7 +125,7 @@ class DecoderModel(nn.Module):
         """[T] → [T, D]."""
         residual_TD, x_TD = self.embed_tokens(input_ids_T), None
         if self.embed_scale != 1.0:
-            residual_TD *= self.embed_scale
+            kernels.scale_(residual_TD, self.embed_scale)
         for layer in self.layers:
             x_TD = layer(positions_T, x_TD, residual_TD, ctx)
         return self.norm(residual_TD) if x_TD is None else self.norm.add(x_TD, residual_TD)

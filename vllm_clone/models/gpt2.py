@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from vllm_clone import kernels
 from vllm_clone.attention import ForwardContext
 from vllm_clone.errors import ModelLoadError
 from vllm_clone.layers.activation import activation
@@ -106,9 +107,10 @@ class GPT2Layer(nn.Module):
         self.mlp = GPT2MLP(config, options)
 
     def forward(self, x_TD: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """[T, D] → [T, D]."""
-        x_TD = x_TD + self.attn(self.ln_1(x_TD), ctx)
-        return x_TD + self.mlp(self.ln_2(x_TD))
+        """[T, D] → [T, D], in place."""
+        kernels.add_(x_TD, self.attn(self.ln_1(x_TD), ctx))
+        kernels.add_(x_TD, self.mlp(self.ln_2(x_TD)))
+        return x_TD
 
 
 class GPT2Model(nn.Module):
@@ -122,7 +124,8 @@ class GPT2Model(nn.Module):
         self.ln_f = LayerNorm(config.hidden_size, config.norm_eps, options)
 
     def forward(self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x_TD = self.wte(input_ids_T) + self.wpe(positions_T)
+        x_TD = self.wte(input_ids_T)
+        kernels.add_(x_TD, self.wpe(positions_T))
         for layer in self.h:
             x_TD = layer(x_TD, ctx)
         return self.ln_f(x_TD)

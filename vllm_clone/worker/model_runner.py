@@ -6,15 +6,19 @@ import torch
 from vllm_clone.attention import AttentionMetadata, ForwardContext
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec, cdiv
+from vllm_clone.logger import init_logger
 from vllm_clone.messages import LogprobRows
 from vllm_clone.models.base import CausalLM
 from vllm_clone.sample import Sampler
 from vllm_clone.sample.logprobs import top_rows
 from vllm_clone.sampling_params import SamplingParams
 from vllm_clone.step import ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+from vllm_clone.worker.graphs import NotRecordableError, RecordedForward
 from vllm_clone.worker.input_batch import InputBatch
 from vllm_clone.worker.kv_cache import bind_kv_cache
 from vllm_clone.worker.step_inputs import StepInputs, prepare
+
+logger = init_logger(__name__)
 
 _LOGITS_BYTES = 16 << 20
 """Logits are made and used in slices of at most this size. Larger ones would leave the C library's heap, and their
@@ -33,6 +37,7 @@ class ModelRunner:
         self._sampler = Sampler(config.model_config.logprobs_mode)
         self._logits_rows = max(1, _LOGITS_BYTES // (4 * config.model_config.vocab_size))
         self._groups: list[tuple[str, ...]] = []
+        self._recorded: RecordedForward | None = None
         self.batch = InputBatch(0, 0, [], 0)
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -52,6 +57,7 @@ class ModelRunner:
         block_sizes = [group.spec.block_size for group in kv_cache.groups]
         model_config = self._config.model_config
         self.batch = InputBatch(max_num_seqs, model_config.vocab_size, block_sizes, model_config.seed)
+        self._record(kv_cache)
 
     def warm_up(self) -> None:
         """Run a tiny prefill and a decode, so the first request does not pay for what is set up lazily.
@@ -73,13 +79,36 @@ class ModelRunner:
         if not step.total_num_scheduled_tokens:
             return ModelRunnerOutput({})
         inputs = prepare(batch, step)
-        context = ForwardContext(self._metadata(inputs))
-        hidden_TD = self.model(self._tensor(inputs.input_ids_T), self._tensor(inputs.positions_T), context)
+        hidden_TD = self._forward(inputs)
         output = ModelRunnerOutput({})
         if batch.has_prompt_logprobs:
             output.prompt_logprobs = self._score_prompts(inputs, hidden_TD)
         self._sample(inputs, hidden_TD, output)
         return output
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states [T, D]."""
+        if self._recorded is not None:
+            return self._recorded(inputs)
+        context = ForwardContext(self._metadata(inputs))
+        return self.model(self._tensor(inputs.input_ids_T), self._tensor(inputs.positions_T), context)
+
+    def _record(self, kv_cache: KVCacheConfig) -> None:
+        """Record the forward pass, unless that is not wanted or not possible."""
+        self._recorded = None
+        model, scheduler = self._config.model_config, self._config.scheduler_config
+        if model.enforce_eager:
+            return
+        max_tokens, max_requests = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        assert max_tokens is not None
+        assert max_requests is not None
+        assert isinstance(model.max_model_len, int)
+        try:
+            self._recorded = RecordedForward(self.model, kv_cache.groups, max_tokens, max_requests, model.max_model_len)
+        except NotRecordableError as error:
+            logger.info("Steps run through Python, not from a recording: %s", error)
+        else:
+            logger.info("Recorded the forward pass: %d kernel calls", self._recorded.num_calls)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -5,6 +5,8 @@ the values of positions, slots, block ids and lengths are trusted.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
 from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
+from vllm_clone.kernels.arena import Arena
 from vllm_clone.platforms.cpu import num_usable_cores
 
 
@@ -24,7 +27,7 @@ class _Codes(dict[Any, int]):
 
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
-_SILU, _GELU, _GELU_TANH = 0, 1, 2
+_SILU, _GELU, _GELU_TANH, _RELU = 0, 1, 2, 3
 _GELU_KINDS = _Codes({"none": _GELU, "tanh": _GELU_TANH})
 MAX_HEAD_SIZE = 512
 
@@ -70,6 +73,52 @@ def _require(ok: bool, what: str) -> None:
         raise ValueError(what)
 
 
+_arena: Arena | None = None
+"""Where outputs are allocated while calls are recorded; elsewhere they come from torch."""
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised contiguous memory for a kernel's output; all intermediates of a forward pass come from here."""
+    return torch.empty(shape, dtype=dtype) if _arena is None else _arena.empty(shape, dtype)
+
+
+_weights = Arena()
+"""Where packed matrices stand, one after the other."""
+
+
+class Tape:
+    """Kernel calls of one forward pass, recorded once and run many times without Python.
+
+    The CPU's counterpart of a CUDA graph. Addresses and shapes are kept as recorded, except for the number of rows,
+    of which each call remembers a multiple: a tape runs any batch up to the recorded size. What torch computes by
+    itself is not recorded.
+    """
+
+    def __init__(self, max_tokens: int, max_requests: int, arena: Arena) -> None:
+        """A tape for the calls of a batch of this size; tapes that never run at the same time may share an arena."""
+        self._tape = _C.Tape(max_tokens, max_requests)
+        self._arena = arena
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Record this thread's kernel calls instead of running them."""
+        global _arena
+        _arena = self._arena
+        self._tape.start()
+        try:
+            yield
+        finally:
+            self._tape.stop()
+            _arena = None
+
+    def run(self, num_tokens: int, num_requests: int) -> None:
+        """Run the calls on what is in the recorded memory now."""
+        self._tape.run(num_tokens, num_requests)
+
+    def __len__(self) -> int:
+        return len(self._tape)
+
+
 def _norm_width(x_TD: torch.Tensor, weight_D: torch.Tensor) -> int:
     """Size of the axis to normalise."""
     dim = weight_D.shape[0]
@@ -81,12 +130,24 @@ def _norm_width(x_TD: torch.Tensor, weight_D: torch.Tensor) -> int:
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0) -> torch.Tensor:
     dim = _norm_width(x_TD, weight_D)
     rows = x_TD if x_TD.dim() == 2 and x_TD.stride(1) == 1 else x_TD.contiguous().view(-1, dim)
-    out = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+    out = empty(tuple(x_TD.shape), x_TD.dtype)
     _C.rms_norm(
-        _DTYPES[x_TD.dtype], out.data_ptr(), rows.data_ptr(), 0, weight_D.data_ptr(), rows.shape[0], dim,
-        rows.stride(0), eps, weight_offset,
+        _DTYPES[x_TD.dtype], out.data_ptr(), rows.data_ptr(), 0, weight_D.data_ptr(), rows.shape[0], 1, dim,
+        rows.stride(0), dim, eps, weight_offset,
     )  # fmt: skip
     return out
+
+
+def rms_norm_heads_(x_T_HD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0) -> None:
+    dim = weight_D.shape[0]
+    _require(x_T_HD.dim() == 2 and x_T_HD.stride(1) == 1, "rms_norm_heads_: rows of heads expected")
+    heads, rest = divmod(x_T_HD.shape[1], dim)
+    _require(rest == 0 and x_T_HD.dtype == weight_D.dtype, "rms_norm_heads_: rows must be whole heads")
+    x, stride = x_T_HD.data_ptr(), x_T_HD.stride(0)
+    _C.rms_norm(
+        _DTYPES[x_T_HD.dtype], x, x, 0, weight_D.data_ptr(), x_T_HD.shape[0], heads, dim, stride, stride, eps,
+        weight_offset,
+    )  # fmt: skip
 
 
 def fused_add_rms_norm(
@@ -101,8 +162,8 @@ def fused_add_rms_norm(
     )
     x = x_TD.data_ptr()
     _C.rms_norm(
-        _DTYPES[x_TD.dtype], x, x, residual_TD.data_ptr(), weight_D.data_ptr(), x_TD.numel() // dim, dim, dim, eps,
-        weight_offset,
+        _DTYPES[x_TD.dtype], x, x, residual_TD.data_ptr(), weight_D.data_ptr(), x_TD.numel() // dim, 1, dim, dim, dim,
+        eps, weight_offset,
     )  # fmt: skip
 
 
@@ -110,7 +171,7 @@ def layer_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor 
     x, dim = x_TD.contiguous(), _norm_width(x_TD, weight_D)
     if bias_D is not None:
         _norm_width(x_TD, bias_D)
-    out = torch.empty_like(x)
+    out = empty(tuple(x.shape), x.dtype)
     bias = 0 if bias_D is None else bias_D.data_ptr()
     _C.layer_norm(_DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), weight_D.data_ptr(), bias, x.numel() // dim, dim, eps)
     return out
@@ -146,7 +207,7 @@ def _activation(x: torch.Tensor, kind: int, gated: bool) -> torch.Tensor:
     x = x.contiguous()
     dim, rest = divmod(x.shape[-1], 2) if gated else (x.shape[-1], 0)
     _require(dim > 0 and rest == 0, "activation: gate and up halves expected")
-    out = torch.empty((*x.shape[:-1], dim), dtype=x.dtype)
+    out = empty((*x.shape[:-1], dim), x.dtype)
     _C.activation(_DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), math.prod(x.shape[:-1]), dim, kind, gated)
     return out
 
@@ -161,6 +222,43 @@ def gelu_and_mul(x_T2F: torch.Tensor, *, approximate: str) -> torch.Tensor:
 
 def gelu(x_TF: torch.Tensor, *, approximate: str) -> torch.Tensor:
     return _activation(x_TF, _GELU_KINDS[approximate], False)
+
+
+def silu(x_TF: torch.Tensor) -> torch.Tensor:
+    return _activation(x_TF, _SILU, False)
+
+
+def relu(x_TF: torch.Tensor) -> torch.Tensor:
+    return _activation(x_TF, _RELU, False)
+
+
+def _rows_of(x: torch.Tensor) -> tuple[int, int]:
+    """Rows and width of contiguous memory."""
+    _require(x.is_contiguous() and x.dim() > 0, "contiguous rows expected")
+    return math.prod(x.shape[:-1]), x.shape[-1]
+
+
+def scale_(x_TD: torch.Tensor, factor: float) -> None:
+    _C.scale_add(_DTYPES[x_TD.dtype], x_TD.data_ptr(), 0, *_rows_of(x_TD), factor, 0.0)
+
+
+def add_(x_TD: torch.Tensor, y_TD: torch.Tensor) -> None:
+    _require(x_TD.shape == y_TD.shape and x_TD.dtype == y_TD.dtype and y_TD.is_contiguous(), "add_: x and y must agree")
+    _C.scale_add(_DTYPES[x_TD.dtype], x_TD.data_ptr(), y_TD.data_ptr(), *_rows_of(x_TD), 1.0, 1.0)
+
+
+def embedding(matrix_NK: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
+    _require(matrix_NK.dim() == 2 and matrix_NK.is_contiguous(), "embedding: a contiguous matrix expected")
+    return _matrix_rows(matrix_NK, matrix_NK.shape[1], rows_T, False)
+
+
+def _matrix_rows(matrix: torch.Tensor, k: int, rows_T: torch.Tensor, packed: bool) -> torch.Tensor:
+    _require(rows_T.dtype == torch.int64 and rows_T.is_contiguous(), "embedding: contiguous int64 rows expected")
+    out = empty((rows_T.numel(), k), matrix.dtype)
+    _C.linear_rows(
+        _DTYPES[matrix.dtype], packed, out.data_ptr(), matrix.data_ptr(), rows_T.data_ptr(), rows_T.numel(), k
+    )
+    return out
 
 
 def reshape_and_cache(
@@ -242,15 +340,14 @@ def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
     n, k = weight_NK.shape
     tiles = -(-n // LINEAR_TILE)
     shape = (tiles, k, LINEAR_TILE) if weight_NK.dtype == torch.float32 else (tiles, k // 2, LINEAR_TILE, 2)
-    packed = torch.empty(shape, dtype=weight_NK.dtype)
+    packed = _weights.empty(shape, weight_NK.dtype)
     _C.pack_linear(_DTYPES[weight_NK.dtype], packed.data_ptr(), weight_NK.data_ptr(), n, k)
     return packed
 
 
 def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
     """Rows of the matrix that :func:`pack_linear` packed: int64 [T] → [T, K]."""
-    picked = packed[rows_T // LINEAR_TILE, :, rows_T % LINEAR_TILE]
-    return picked.flatten(1)
+    return _matrix_rows(packed, packed[0].numel() // LINEAR_TILE, rows_T, True)
 
 
 def linear(
@@ -275,7 +372,7 @@ def linear(
     )
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
     rows = x.shape[0]
-    out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=out_dtype or x_TK.dtype)
+    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
     _require(out.dtype in (x.dtype, torch.float32), "linear: the output has x's dtype or is float32")
     _C.linear(
         _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
@@ -304,7 +401,7 @@ def pack_gguf_linear(data: memoryview | torch.Tensor, ggml_type: int, shape: tup
     _require(ggml_type in GGUF_PACKABLE, f"GGUF storage type {ggml_type} has no product")
     raw = _gguf_bytes(data, ggml_type, shape)
     n, k = shape
-    packed = torch.empty(_C.gguf_packed_bytes(int(ggml_type), n, k), dtype=torch.uint8)
+    packed = _weights.empty((_C.gguf_packed_bytes(int(ggml_type), n, k),), torch.uint8)
     _C.pack_gguf(int(ggml_type), packed.data_ptr(), raw.ctypes.data, n, k)
     return packed
 
@@ -312,7 +409,7 @@ def pack_gguf_linear(data: memoryview | torch.Tensor, ggml_type: int, shape: tup
 def gguf_rows(packed: torch.Tensor, ggml_type: int, k: int, rows_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows of the matrix that :func:`pack_gguf_linear` packed: int64 [T] → [T, K]."""
     _require(rows_T.dtype == torch.int64 and rows_T.is_contiguous(), "gguf_rows: contiguous int64 rows expected")
-    out = torch.empty((rows_T.numel(), k), dtype=dtype)
+    out = empty((rows_T.numel(), k), dtype)
     _C.gguf_rows(
         int(ggml_type), _DTYPES[dtype], out.data_ptr(), packed.data_ptr(), rows_T.data_ptr(), rows_T.numel(), k
     )
@@ -342,7 +439,7 @@ def gguf_linear(
         "gguf_linear: the bias must be one number per output, in x's dtype",
     )
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
-    out = torch.empty((*x_TK.shape[:-1], num_outputs), dtype=out_dtype or x_TK.dtype)
+    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
     _require(out.dtype in (x.dtype, torch.float32), "gguf_linear: the output has x's dtype or is float32")
     _C.gguf_linear(
         int(ggml_type), _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
