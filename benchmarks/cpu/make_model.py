@@ -165,7 +165,7 @@ def gguf_writer(path: Path, s: Shape, source: gguf.GGUFReader, file_type: gguf.L
 
 
 def type_in_q4_1(tensor: Tensor) -> gguf.GGMLQuantizationType:
-    """The embedding, which is the output layer too, stays at eight bits, as llama.cpp keeps it."""
+    """The embedding, which is the output layer too, stays at eight bits, as llama.cpp keeps that of small models."""
     if tensor.is_norm:
         return F32
     return Q8_0 if tensor.gguf == "token_embd.weight" else Q4_1

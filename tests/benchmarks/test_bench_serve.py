@@ -172,12 +172,19 @@ def test_output_is_counted_here_when_the_server_does_not_count(bench, server, tm
     assert saved(bench, tmp_path, *SMALL)["total_output_tokens"] == 3 * 8  # " w" is two tokens
 
 
-def test_failed_requests_are_listed_and_the_exit_code_is_1(bench, server):
+def test_failed_requests_are_listed_and_the_exit_code_stays_0_as_vllms_does(bench, server):
     server.failures = [(404, "No such model."), (500, "")]
     out, _, code = bench(*SMALL)
-    assert code == 1
+    assert code == 0
     assert "Error 0: Not Found: No such model.\nError 1: Internal Server Error\n" in out
     assert summary_of(out)[:2] == [f"{'Successful requests:':<40} {1:<10}", f"{'Failed requests:':<40} {2:<10}"]
+
+
+def test_a_run_without_a_success_says_so(bench, server):
+    server.statuses["/v1/completions"] = 503
+    _, err, code = bench(*SMALL)
+    assert code == 0
+    assert "every request failed" in err
 
 
 def test_all_failed_still_gives_a_summary(bench, server, tmp_path):

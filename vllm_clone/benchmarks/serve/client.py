@@ -37,9 +37,9 @@ class _StreamReader:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
+            if line.startswith(b"data:") and (payload := line[5:].strip()) != b"[DONE]":
                 try:
-                    event = self._read(line[5:])
+                    event = self._read(payload)
                 except msgspec.MsgspecError as error:
                     event = Event(error=f"an event is no valid JSON of this protocol: {error}")
                 self._take(event, now)

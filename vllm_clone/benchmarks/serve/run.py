@@ -24,8 +24,8 @@ MAX_ERRORS_SHOWN = 10
 SPARE_FILES = 64
 
 
-async def run(options: Options) -> int:
-    """Run the benchmark and report it; 0, or 1 when a request failed.
+async def run(options: Options) -> None:
+    """Run the benchmark and report it; requests that fail are part of the report.
 
     Raises:
         ConfigError: the data set or the tokenizer cannot be used.
@@ -33,12 +33,12 @@ async def run(options: Options) -> int:
     """
     client = Client(options.base_url, options.headers, options.flags["insecure"])
     try:
-        return await _run(options, client)
+        await _run(options, client)
     finally:
         client.close()
 
 
-async def _run(options: Options, client: Client) -> int:
+async def _run(options: Options, client: Client) -> None:
     if not options.model:
         print("No --model; asking the server for its first one...")
         name, root = await server.first_model(client)
@@ -64,7 +64,7 @@ async def _run(options: Options, client: Client) -> int:
     _allow_open_files(len(samples))
     await _prepare(driver, samples[0], options)
     load, figures = await _measure(driver, client, samples, options)
-    return _report(load, figures, options)
+    _report(load, figures, options)
 
 
 def _tokenizer(options: Options) -> Tokenizer | None:
@@ -158,13 +158,15 @@ def _describe_load(options: Options) -> None:
         print(f"Probe request rate: {rate} req/s")
 
 
-def _report(load: Load, figures: Figures, options: Options) -> int:
+def _report(load: Load, figures: Figures, options: Options) -> None:
     errors = [o.error for o in load.outcomes if not o.success]
     if errors:
-        print(f"{len(errors)} requests failed; the first of them:")
+        print(f"{len(errors)} of {len(load.outcomes)} requests failed; the first of them:")
         for i, error in enumerate(errors[:MAX_ERRORS_SHOWN]):
             print(f"Error {i}: {error}")
     print(report.summary(figures, options))
+    if not figures.completed:
+        _say("WARNING: every request failed, so the figures say nothing; look at the errors above.")
     if load.client_share > BUSY_SHARE:
         _say(
             f"WARNING: this client took {load.client_share:.0%} of a core, so it may be what limits these figures; "
@@ -176,7 +178,6 @@ def _report(load: Load, figures: Figures, options: Options) -> int:
         path = report.save(found, options)
         if options.flags["plot_timeline"]:
             _plot(path, load, options)
-    return 1 if errors else 0
 
 
 def _plot(path: Path, load: Load, options: Options) -> None:
@@ -202,8 +203,8 @@ def _allow_open_files(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def main(options: Options) -> int:
-    """:func:`run` on the fastest event loop there is. Errors as there."""
+def runner() -> asyncio.Runner:
+    """A runner on the fastest event loop there is: on the machine under test, the client's time is the server's."""
     factory: Any = None
     try:
         import uvloop
@@ -211,5 +212,10 @@ def main(options: Options) -> int:
         factory = uvloop.new_event_loop
     except ImportError:
         factory = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(run(options))
+    return asyncio.Runner(loop_factory=factory)
+
+
+def main(options: Options) -> None:
+    """:func:`run` on an event loop of its own. Errors as there."""
+    with runner() as loop:
+        loop.run(run(options))
