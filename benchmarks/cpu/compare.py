@@ -1,34 +1,40 @@
 #!/usr/bin/env python3
 """Several OpenAI-compatible servers under one client, in turn: start-up, memory, speed, and ratios to the first.
 
-    compare.py --server 'ours=vllm serve MODEL --port {port} --served-model-name m' \\
-               --server 'peer=llama-server -m MODEL.gguf --port {port}' \\
-               [--workload single --workload batch …] [--rounds 3] [--json FILE]
+    compare.py --model DIR [--gguf FILE] --ours vllm [--vllm PATH] [--llama-server PATH]
+               [--server 'NAME=COMMAND --port {port} …'] [--workload single …] [--rounds 3] [--json FILE]
+
+--ours, --vllm and --llama-server are programs; this project's and vLLM's get DIR, llama.cpp's gets FILE, and all of
+them the same room for contexts and every core that may be used. --server adds any other command, which must serve the
+name that --served-model-name says. The first server is the one that ratios are about: above 1 is in its favour.
 
 Each server is started once and left idle while the others are measured; a round measures every server on every
 workload, and every other round goes through the servers backwards, so that a slow minute of the machine and the order
-hit all alike. Ratios above 1 are in favour of the first server. Workloads: single, batch, long, prefix, toy1, toy64,
-toy256 (toy*: for a toy model), or NAME:CONCURRENCY,REQUESTS,INPUT,OUTPUT[,PREFIX]. Prompts are token ids, so that
-every server computes the same; the client is that of `vllm bench serve`.
+hit all alike. Figures are medians of rounds. Prompts are token ids, so that every server computes the same; the client
+is that of `vllm bench serve`, and a note says when it took much of a core.
+
+Workloads: single, batch, long, prefix; toy for toy models; or NAME:CONCURRENCY,REQUESTS,INPUT,OUTPUT[,PREFIX].
+Exits 1 when a request failed.
 """
 
 import argparse
-import asyncio
 import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from servers import Server, start
+from servers import COMMANDS, Room, Server, start
 
 from vllm_clone.benchmarks.serve.arrivals import Arrivals
 from vllm_clone.benchmarks.serve.backends import BACKENDS
 from vllm_clone.benchmarks.serve.client import Sender
 from vllm_clone.benchmarks.serve.http import Client
 from vllm_clone.benchmarks.serve.load import Driver
+from vllm_clone.benchmarks.serve.run import runner
 from vllm_clone.benchmarks.serve.sample import Outcome, Sample
 
 BUSY_CLIENT = 0.5
@@ -45,22 +51,32 @@ class Workload:
     output_len: int
     prefix_len: int = 0
 
+    @property
+    def length(self) -> int:
+        """Tokens of a request, prompt and output."""
+        return self.prefix_len + self.input_len + self.output_len
+
 
 WORKLOADS = {
-    "single": Workload(1, 3, 256, 128),
-    "batch": Workload(16, 48, 256, 128),
-    "long": Workload(4, 8, 2048, 16),
-    "prefix": Workload(8, 32, 64, 64, 1536),
-    "toy1": Workload(1, 20, 32, 64),
-    "toy64": Workload(64, 512, 32, 64),
-    "toy256": Workload(256, 1024, 32, 64),
+    "single": {"single": Workload(1, 3, 256, 128)},
+    "batch": {"batch": Workload(16, 48, 256, 128)},
+    "long": {"long": Workload(4, 8, 2048, 16)},
+    "prefix": {"prefix": Workload(8, 32, 64, 64, 1536)},
+    "toy": {
+        "toy1": Workload(1, 20, 32, 64),
+        "toy64": Workload(64, 512, 32, 64),
+        "toy256": Workload(256, 1024, 32, 64),
+    },
 }
+"""Name → workloads that it stands for, by their own names."""
+DEFAULT = ("single", "batch", "long", "prefix")
 WARM_UP = Workload(1, 1, 16, 4)
+WARM_UP_SEED = 999_999
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run. Milliseconds and tokens per second."""
+    """Of one run, or medians of several. Milliseconds and tokens per second, NaN without a successful request."""
 
     ttft_ms: float
     tpot_ms: float
@@ -69,13 +85,21 @@ class Figures:
     failed: int
     client_share: float
 
+    def better_than(self, other: "Figures") -> dict[str, float]:
+        """How many times better: name → ratio."""
+        return {
+            "TTFT": other.ttft_ms / self.ttft_ms,
+            "TPOT": other.tpot_ms / self.tpot_ms,
+            "tok/s": self.output_per_s / other.output_per_s if other.output_per_s else float("nan"),
+        }
+
 
 def samples_of(w: Workload, seed: int, ids: tuple[int, int]) -> list[Sample]:
+    """Samples of random token ids from ``ids[0]`` to below ``ids[1]``."""
     rng = random.Random(seed)
-    draw = lambda count: [rng.randrange(*ids) for _ in range(count)]  # noqa: E731
-    prefix = draw(w.prefix_len)
-    size = w.prefix_len + w.input_len
-    return [Sample(prefix + draw(w.input_len), size, w.output_len) for _ in range(w.requests)]
+    prefix = [rng.randrange(*ids) for _ in range(w.prefix_len)]
+    prompts = ([*prefix, *(rng.randrange(*ids) for _ in range(w.input_len))] for _ in range(w.requests))
+    return [Sample(prompt, len(prompt), w.output_len) for prompt in prompts]
 
 
 def measure(url: str, model: str, w: Workload, seed: int, ids: tuple[int, int]) -> Figures:
@@ -87,24 +111,24 @@ def measure(url: str, model: str, w: Workload, seed: int, ids: tuple[int, int]) 
         sender = Sender(client, BACKENDS["openai"], "/v1/completions", extra_body=extra)
         samples = samples_of(w, seed, ids)
         try:
-            driver = Driver(sender, model, w.concurrency, bar=False)
-            load = await driver.run(samples, Arrivals([0.0] * len(samples), []))
+            load = await Driver(sender, model, w.concurrency, bar=False).run(samples, Arrivals([0.0] * w.requests, []))
         finally:
             client.close()
         return figures_of(load.outcomes, load.duration, load.client_share)
 
-    return asyncio.run(run())
+    with runner() as loop:
+        return loop.run(run())
 
 
 def figures_of(outcomes: list[Outcome], seconds: float, client_share: float) -> Figures:
+    """Figures of one run; why requests failed goes to stderr."""
     done = [o for o in outcomes if o.success]
     for error in sorted({o.error for o in outcomes if not o.success})[:3]:
         print(f"failed: {error}", file=sys.stderr)
     output = sum(o.output_len for o in done)
-    nothing = float("nan")
     return Figures(
-        statistics.median(o.ttft * 1e3 for o in done) if done else nothing,
-        statistics.median([o.tpot * 1e3 for o in done if o.output_len > 1] or [nothing]),
+        statistics.median([o.ttft * 1e3 for o in done] or [float("nan")]),
+        statistics.median([o.tpot * 1e3 for o in done if o.output_len > 1] or [float("nan")]),
         output / seconds,
         (output + sum(o.prompt_len for o in done)) / seconds,
         len(outcomes) - len(done),
@@ -112,94 +136,133 @@ def figures_of(outcomes: list[Outcome], seconds: float, client_share: float) -> 
     )
 
 
-def workload_of(text: str) -> tuple[str, Workload]:
+def median(runs: list[Figures]) -> Figures:
+    names = ("ttft_ms", "tpot_ms", "output_per_s", "total_per_s", "client_share")
+    middle = {name: statistics.median(getattr(r, name) for r in runs) for name in names}
+    return Figures(**middle, failed=sum(r.failed for r in runs))
+
+
+def workloads_of(text: str) -> dict[str, Workload]:
+    """Workloads by name, of a known name or of a name and numbers."""
     name, _, numbers = text.partition(":")
     try:
-        return name, Workload(*map(int, numbers.split(","))) if numbers else WORKLOADS[name]
-    except (KeyError, ValueError, TypeError):
-        raise argparse.ArgumentTypeError(f"{text}: not one of {', '.join(WORKLOADS)}, nor NAME:C,N,IN,OUT") from None
+        return {name: Workload(*map(int, numbers.split(",")))} if numbers else WORKLOADS[name]
+    except (KeyError, ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: one of {', '.join(WORKLOADS)}, or NAME:C,N,IN,OUT[,PREFIX]") from (
+            error
+        )
 
 
-def run_rounds(servers: list[Server], args: argparse.Namespace) -> dict[str, dict[str, list[Figures]]]:
-    """Figures of each round by server and workload."""
-    found: dict[str, dict[str, list[Figures]]] = {s.name: {name: [] for name, _ in args.workload} for s in servers}
-    ids = (args.id_low, args.id_high)
+Runs = dict[str, dict[str, list[Figures]]]
+"""Workload → server → figures of each round."""
+
+
+def run_rounds(servers: list[Server], workloads: dict[str, Workload], args: argparse.Namespace) -> Runs:
+    found: Runs = {name: {s.name: [] for s in servers} for name in workloads}
     for number in range(args.rounds):
-        for name, workload in args.workload:
+        for name, workload in workloads.items():
             for server in servers if number % 2 == 0 else servers[::-1]:
-                figures = measure(server.url, args.model, workload, args.seed + number, ids)
-                found[server.name][name].append(figures)
-                if figures.client_share > BUSY_CLIENT:
-                    print(
-                        f"{server.name} {name}: the client took {figures.client_share:.0%} of a core", file=sys.stderr
-                    )
+                seed = args.seed + number
+                figures = measure(server.url, args.served_model_name, workload, seed, (args.id_low, args.id_high))
+                found[name][server.name].append(figures)
+                note = f" (client: {figures.client_share:.0%} of a core)" if figures.client_share > BUSY_CLIENT else ""
+                print(
+                    f"round {number + 1} {name} {server.name}: {figures.output_per_s:.1f} tok/s{note}", file=sys.stderr
+                )
     return found
 
 
-def median_of(runs: list[Figures], name: str) -> float:
-    return statistics.median(getattr(r, name) for r in runs)
-
-
-def table(servers: list[Server], found: dict[str, dict[str, list[Figures]]], memory: dict[str, int]) -> str:
-    """The figures, and how often the first server is better than each other one."""
+def report(servers: list[Server], found: Runs, memory: dict[str, int]) -> str:
+    """Start-up, memory and figures as Markdown tables, the ratios in the columns that start with ×."""
+    lines = ["| server | ready in s | memory MiB |", "|---|--:|--:|"]
+    lines += [f"| {s.name} | {s.start_seconds:.2f} | {memory[s.name] / 2**20:.0f} |" for s in servers]
     first = servers[0].name
-    lines = [f"{s.name}: ready in {s.start_seconds:.2f} s, {memory[s.name] / 2**20:.0f} MiB" for s in servers]
-    lines.append(f"{'workload':10} {'server':12} {'TTFT ms':>10} {'TPOT ms':>9} {'out tok/s':>10} {'all tok/s':>10}")
-    for workload in found[first]:
+    lines += ["", f"× is how many times {first} is better.", ""]
+    lines.append("| workload | server | TTFT ms | TPOT ms | out tok/s | all tok/s | × TTFT | × TPOT | × tok/s |")
+    lines.append("|---|---|" + "--:|" * 7)
+    for workload, by_server in found.items():
+        best = median(by_server[first])
         for server in servers:
-            row = {k: median_of(found[server.name][workload], k) for k in ("ttft_ms", "tpot_ms", "output_per_s")}
-            total = median_of(found[server.name][workload], "total_per_s")
-            best = {k: median_of(found[first][workload], k) for k in row}
-            ratio = "" if server.name == first else (
-                f"   {first} is ×{row['ttft_ms'] / best['ttft_ms']:.2f} TTFT, ×{row['tpot_ms'] / best['tpot_ms']:.2f} TPOT, "
-                f"×{best['output_per_s'] / row['output_per_s']:.2f} tok/s"
-            )  # fmt: skip
+            row = median(by_server[server.name])
+            ratios = [f"{r:.2f}" for r in best.better_than(row).values()] if server.name != first else [""] * 3
             lines.append(
-                f"{workload:10} {server.name:12} {row['ttft_ms']:10.1f} {row['tpot_ms']:9.2f} "
-                f"{row['output_per_s']:10.1f} {total:10.1f}{ratio}"
+                f"| {workload} | {server.name} | {row.ttft_ms:.1f} | {row.tpot_ms:.2f} | {row.output_per_s:.1f} | "
+                f"{row.total_per_s:.1f} | {' | '.join(ratios)} |"
             )
     return "\n".join(lines)
 
 
-def main() -> int:
+def commands_of(args: argparse.Namespace, room: Room, parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Server → command, in the order in which they are measured."""
+    commands = {}
+    for name, template in COMMANDS.items():
+        program = getattr(args, name.replace(".", "_"))
+        model = args.gguf if name == "llama.cpp" else args.model
+        if program is not None:
+            if model is None:
+                parser.error(f"{name} needs {'--gguf' if name == 'llama.cpp' else '--model'}")
+            commands[name] = template(program, model, args.served_model_name, room)
+    for text in args.server:
+        name, separator, command = text.partition("=")
+        if not separator or name in commands:
+            parser.error(f"--server {text}: must be NAME=COMMAND, with a name of its own")
+        commands[name] = command
+    if not commands:
+        parser.error("nothing to measure: give --ours, --vllm, --llama-server or --server")
+    return commands
+
+
+def parsed() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", action="append", required=True, metavar="NAME=COMMAND")
-    parser.add_argument("--workload", action="append", type=workload_of, metavar="NAME[:C,N,IN,OUT[,PREFIX]]")
+    parser.add_argument("--ours", metavar="PATH", help="The program vllm of this project.")
+    parser.add_argument("--vllm", metavar="PATH", help="The program vllm of vLLM's CPU build.")
+    parser.add_argument("--llama-server", metavar="PATH", dest="llama_cpp", help="The server program of llama.cpp.")
+    parser.add_argument("--model", metavar="DIR", help="Model of --ours and --vllm.")
+    parser.add_argument("--gguf", metavar="FILE", help="Model of --llama-server.")
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--workload", action="append", type=workloads_of, metavar="NAME[:C,N,IN,OUT[,PREFIX]]")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", default="m", help="Name to ask for, which every server must serve.")
+    parser.add_argument("--served-model-name", default="m", help="Name to ask for.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--id-low", type=int, default=1000, help="Smallest token id of a prompt.")
     parser.add_argument("--id-high", type=int, default=40000, help="Token ids of prompts are below this.")
     parser.add_argument("--start-timeout", type=float, default=300.0)
-    parser.add_argument("--logs", type=Path, default=Path("/tmp"), help="Directory of the servers' logs.")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()), help="Directory of servers' logs.")
     parser.add_argument("--json", type=Path, help="Keep every figure of every round here.")
-    args = parser.parse_args()
-    args.workload = args.workload or [(name, WORKLOADS[name]) for name in ("single", "batch", "long")]
+    return parser.parse_args(), parser
+
+
+def main() -> int:
+    args, parser = parsed()
+    chosen = args.workload or [WORKLOADS[name] for name in DEFAULT]
+    workloads = {name: w for group in chosen for name, w in group.items()}
+    room = Room(max(w.length for w in workloads.values()), max(w.concurrency for w in workloads.values()))
+    commands = commands_of(args, room, parser)
     servers: list[Server] = []
+    begun = time.monotonic()
     try:
-        for text in args.server:
-            name, _, command = text.partition("=")
+        for name, command in commands.items():
             servers.append(start(name, command, args.logs / f"compare-{name}.log", args.start_timeout))
-            measure(servers[-1].url, args.model, WARM_UP, args.seed, (args.id_low, args.id_high))
-        begun = time.monotonic()
-        found = run_rounds(servers, args)
+            ids = (args.id_low, args.id_high)
+            if measure(servers[-1].url, args.served_model_name, WARM_UP, WARM_UP_SEED, ids).failed:
+                raise SystemExit(f"{name} does not answer; its log is {args.logs / f'compare-{name}.log'}")
+        found = run_rounds(servers, workloads, args)
         memory = {s.name: s.memory_bytes() for s in servers}
     finally:
         for server in servers:
             server.stop()
-    print(table(servers, found, memory))
-    print(f"medians of {args.rounds} rounds, {time.monotonic() - begun:.0f} s")
+    print(report(servers, found, memory))
+    print(f"\nMedians of {args.rounds} rounds, {time.monotonic() - begun:.0f} s in all.")
     if args.json:
         whole = {
-            s.name: {
-                "start_seconds": s.start_seconds,
-                "memory_bytes": memory[s.name],
-                "runs": {name: [asdict(f) for f in runs] for name, runs in found[s.name].items()},
-            }
-            for s in servers
+            "commands": commands,
+            "start_seconds": {s.name: s.start_seconds for s in servers},
+            "memory_bytes": memory,
+            "workloads": {name: asdict(w) for name, w in workloads.items()},
+            "runs": {w: {s: [asdict(f) for f in runs] for s, runs in by.items()} for w, by in found.items()},
         }
-        args.json.write_text(json.dumps(whole, indent=1) + "\n")
-    return int(any(f.failed for by_name in found.values() for runs in by_name.values() for f in runs))
+        args.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    return int(any(f.failed for by_server in found.values() for runs in by_server.values() for f in runs))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starting and stopping servers that are measured, and what their processes hold in memory."""
+"""Commands of the servers that are measured, starting and stopping them, and what their processes hold in memory."""
 
 import os
 import shlex
@@ -7,12 +7,61 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 STOP_SECONDS = 20.0
+KV_GIB = 1
+"""GiB of KV cache that servers get which are told in bytes."""
+SPARE_TOKENS = 64
+"""Of a context, beyond the longest request."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a server must hold: tokens of the longest request, and requests at a time."""
+
+    longest: int
+    requests: int
+
+    @property
+    def context(self) -> int:
+        return self.longest + SPARE_TOKENS
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def ours(program: str, model: str, name: str, room: Room) -> str:
+    return (
+        f"{program} serve {model} --port {{port}} --served-model-name {name} --max-model-len {room.context} "
+        f"--max-num-seqs {room.requests} --kv-cache-memory-bytes {KV_GIB << 30}"
+    )
+
+
+def vllm(program: str, model: str, name: str, room: Room) -> str:
+    """vLLM leaves a core free unless it is told not to."""
+    variables = f"VLLM_CPU_KVCACHE_SPACE={KV_GIB} VLLM_CPU_NUM_OF_RESERVED_CPU=0"
+    return (
+        f"env {variables} {program} serve {model} --port {{port}} --served-model-name {name} "
+        f"--max-model-len {room.context} --max-num-seqs {room.requests}"
+    )
+
+
+def llama_server(program: str, model: str, name: str, room: Room) -> str:
+    """llama.cpp's server splits its context evenly among its slots."""
+    return (
+        f"{program} -m {model} --port {{port}} -a {name} -c {room.context * room.requests} -np {room.requests} "
+        f"-t {cores()} -tb {cores()}"
+    )
+
+
+COMMANDS: dict[str, Callable[[str, str, str, Room], str]] = {"ours": ours, "vllm": vllm, "llama.cpp": llama_server}
+"""Server → command line out of its program, the model, the name to serve it by, and the room it needs."""
 
 
 @dataclass
