@@ -20,6 +20,7 @@ Exits 1 when a request failed.
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -88,10 +89,14 @@ class Figures:
     def better_than(self, other: "Figures") -> dict[str, float]:
         """How many times better: name → ratio."""
         return {
-            "TTFT": other.ttft_ms / self.ttft_ms,
-            "TPOT": other.tpot_ms / self.tpot_ms,
-            "tok/s": self.output_per_s / other.output_per_s if other.output_per_s else float("nan"),
+            "TTFT": _ratio(other.ttft_ms, self.ttft_ms),
+            "TPOT": _ratio(other.tpot_ms, self.tpot_ms),
+            "tok/s": _ratio(self.output_per_s, other.output_per_s),
         }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else float("nan")
 
 
 def samples_of(w: Workload, seed: int, ids: tuple[int, int]) -> list[Sample]:
@@ -238,6 +243,7 @@ def main() -> int:
     workloads = {name: w for group in chosen for name, w in group.items()}
     room = Room(max(w.length for w in workloads.values()), max(w.concurrency for w in workloads.values()))
     commands = commands_of(args, room, parser)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that the servers are stopped
     servers: list[Server] = []
     begun = time.monotonic()
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 STOP_SECONDS = 20.0
+POLL_SECONDS = 0.02
 KV_GIB = 1
 """GiB of KV cache that servers get which are told in bytes."""
 SPARE_TOKENS = 64
@@ -116,15 +117,23 @@ def start(name: str, command: str, log: Path, patience: float) -> Server:
         words = shlex.split(command.replace("{port}", str(port)))
         process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     server = Server(name, process, port, 0.0)
-    while time.perf_counter() - begun < patience:
-        if process.poll() is not None:
-            raise SystemExit(f"{name} ended with {process.returncode}; its log is {log}")
-        try:
-            with urllib.request.urlopen(f"{server.url}/health", timeout=2) as answer:
-                if answer.status == 200:
-                    server.start_seconds = time.perf_counter() - begun
-                    return server
-        except OSError:
-            time.sleep(0.02)
-    server.stop()
-    raise SystemExit(f"{name} was not ready in {patience:g} s; its log is {log}")
+    try:
+        while time.perf_counter() - begun < patience:
+            if process.poll() is not None:
+                raise SystemExit(f"{name} ended with {process.returncode}; its log is {log}")
+            if _is_healthy(server.url):
+                server.start_seconds = time.perf_counter() - begun
+                return server
+            time.sleep(POLL_SECONDS)
+        raise SystemExit(f"{name} was not ready in {patience:g} s; its log is {log}")
+    except BaseException:  # a Ctrl-C too must leave no server behind
+        server.stop()
+        raise
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,6 +1,11 @@
-"""A server in a thread that speaks what `vllm bench serve` speaks, keeps its connections open, and can fail."""
+"""A server that speaks what `vllm bench serve` speaks, keeps its connections open, and can fail.
 
+It runs in a thread; as a program, ``fake_server PORT [--delay SECONDS] [--fail-after COUNT]``, in its process.
+"""
+
+import argparse
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +19,8 @@ class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.lock = Lock()
         self.asked: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.failures: list[tuple[int, str]] = []
@@ -29,6 +34,10 @@ class FakeServer(ThreadingHTTPServer):
         self.metrics: list[str] = []
         """Texts of the next /metrics, the last one for all later ones."""
         self.running = self.most_running = 0
+        self.delay = 0.0
+        """Seconds before each event but the first."""
+        self.fail_after: int | None = None
+        """Generations after which all fail."""
 
     @property
     def url(self) -> str:
@@ -47,6 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.server
         if self.path == "/v1/models" and self.path not in fake.statuses:
             self._send(200, {"data": [{"id": "served", "root": fake.root or "served"}]})
+        elif self.path == "/health":
+            self._send(200, {})
         elif self.path == "/metrics" and fake.metrics:
             text = fake.metrics.pop(0) if len(fake.metrics) > 1 else fake.metrics[0]
             self._send_bytes(200, text.encode())
@@ -59,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         with fake.lock:
             fake.asked.append((self.path, body, dict(self.headers)))
             failure = fake.failures.pop(0) if fake.failures and self.path.startswith("/v1/") else None
+            if fake.fail_after is not None and len(fake.asked) > fake.fail_after:
+                failure = (503, "")
         if self.path in fake.statuses:
             self._send(fake.statuses[self.path], {"detail": "no"})
         elif failure is not None:
@@ -113,7 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         lines = [": comment", *(f"data: {json.dumps(event)}" for event in events), "data: [DONE]"]
-        for line in lines:
+        for i, line in enumerate(lines):
+            if i > 1 and fake.delay:
+                time.sleep(fake.delay)
             piece = f"{line}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
         with fake.lock:
@@ -143,3 +158,18 @@ def running() -> Iterator[FakeServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--fail-after", type=int)
+    args = parser.parse_args()
+    with FakeServer(args.port) as server:
+        server.delay, server.fail_after = args.delay, args.fail_after
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
