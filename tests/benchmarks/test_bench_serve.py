@@ -132,8 +132,18 @@ def test_results_can_be_appended_a_line_each(bench, tmp_path):
     assert [json.loads(line)["completed"] for line in (tmp_path / "all.json").read_text().splitlines()] == [3, 3]
 
 
-def test_a_completion_is_worded_as_vllm_words_it(bench, server, tmp_path):
-    bench(*SMALL, "--temperature", "0", "--extra-body", '{"x": 1, "temperature": 0.5}', "--request-id-prefix", "id-")
+def test_a_completion_is_worded_as_vllm_words_it(bench, server):
+    bench(
+        *SMALL,
+        "--max-concurrency",
+        "1",
+        "--temperature",
+        "0",
+        "--extra-body",
+        '{"x": 1, "temperature": 0.5}',
+        "--request-id-prefix",
+        "id-",
+    )
     _, body, headers = next(a for a in server.asked if a[0] == "/v1/completions")
     assert {k: v for k, v in body.items() if k != "prompt"} == {
         "model": "served", "repetition_penalty": 1.0, "max_tokens": 4, "stream": True,
@@ -174,7 +184,7 @@ def test_output_is_counted_here_when_the_server_does_not_count(bench, server, tm
 
 def test_failed_requests_are_listed_and_the_exit_code_stays_0_as_vllms_does(bench, server):
     server.failures = [(404, "No such model."), (500, "")]
-    out, _, code = bench(*SMALL)
+    out, _, code = bench(*SMALL, "--max-concurrency", "1")
     assert code == 0
     assert "Error 0: Not Found: No such model.\nError 1: Internal Server Error\n" in out
     assert summary_of(out)[:2] == [f"{'Successful requests:':<40} {1:<10}", f"{'Failed requests:':<40} {2:<10}"]
