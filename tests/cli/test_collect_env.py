@@ -5,6 +5,7 @@ import platform
 import torch
 
 from vllm_clone.entrypoints.cli.main import main
+from vllm_clone.kernels.cpu import ops
 
 
 def report(capsys) -> dict[str, str]:
@@ -20,6 +21,8 @@ def test_it_names_system_python_processor_and_packages(capsys):
     assert facts["torch"] == torch.__version__
     assert facts["instruction sets"]
     assert facts["memory"].endswith("GiB available")
+    assert facts["cpu kernels"] == f"{ops.active_level()} of {' '.join(ops.available_levels())}"
+    assert facts["amx tiles"] == (ops.amx_state() or "not in this processor")
     assert int(facts["usable cores"]) >= 1
 
 

@@ -1,4 +1,4 @@
-"""Every kernel test runs on each instruction set this machine has, and leaves the choice as it was."""
+"""Every kernel test runs on each instruction set this machine has or emulates, and leaves the choice as it was."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def _one_seed_and_one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=ops.available_levels())
+@pytest.fixture(params=[*ops.available_levels(), *ops.emulated_levels()])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """The instruction set in use."""
     before = ops.active_level()

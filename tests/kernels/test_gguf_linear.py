@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.kernels.test_dequantize import blocks_of
-from vllm_clone.kernels import reference
+from vllm_clone.kernels import GGUFMatrix, reference
 from vllm_clone.kernels.cpu import ops
 
 pytestmark = pytest.mark.usefixtures("level")
@@ -42,9 +42,9 @@ def test_the_product_is_that_of_the_matrix_with_inputs_rounded_to_8_bits(kind, d
     x = numbers_of_8_bits(rows, weight.shape[1], dtype)
     bias = torch.randn(outputs).to(dtype) if outputs % 2 else None
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
-    actual = ops.gguf_linear(x, packed, int(kind), outputs, bias)
+    actual = ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), outputs)], bias)
     assert actual.dtype == dtype
-    expected = reference.gguf_linear(x, weight, int(kind), outputs, bias, torch.float32)
+    expected = reference.gguf_linear(x, [GGUFMatrix(weight, int(kind), outputs)], bias, torch.float32)
     spacing = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
     assert torch.all((actual.float() - expected).abs() <= allowed(x, weight, kind) + spacing * expected.abs())
 
@@ -54,7 +54,7 @@ def test_any_inputs_are_rounded_to_the_nearest_of_255_steps(kind):
     data, weight = matrix(kind, 16, 3)
     x = torch.randn(5, weight.shape[1])
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
-    error = (ops.gguf_linear(x, packed, int(kind), 16, None) - x @ weight.T).abs()
+    error = (ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), 16)], None) - x @ weight.T).abs()
     half_step = x.unflatten(1, (-1, 32)).abs().amax(-1) / 127 / 2
     rounding = half_step @ weight.unflatten(1, (-1, 32)).abs().sum(-1).T
     assert torch.all(error <= 1.001 * rounding + allowed(x, weight, kind))
@@ -75,8 +75,8 @@ def test_one_row_more_or_less_changes_no_answer():
     data, weight = matrix(kind, 64, 18)
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
     x = torch.randn(29, weight.shape[1]).bfloat16()
-    together = ops.gguf_linear(x, packed, int(kind), 64, None)
-    alone = torch.cat([ops.gguf_linear(row[None], packed, int(kind), 64, None) for row in x])
+    together = ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), 64)], None)
+    alone = torch.cat([ops.gguf_linear(row[None], [GGUFMatrix(packed, int(kind), 64)], None) for row in x])
     assert torch.equal(together, alone)
 
 
@@ -86,13 +86,15 @@ def test_strided_rows_leading_axes_float32_outputs_and_no_rows():
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
     wide = torch.randn(4, 100).bfloat16()
     x = wide[:, 20:84]
-    plain = ops.gguf_linear(x.contiguous(), packed, int(kind), 16, None)
-    assert torch.equal(ops.gguf_linear(x, packed, int(kind), 16, None), plain)
-    assert torch.equal(ops.gguf_linear(x.reshape(2, 2, 64), packed, int(kind), 16, None), plain.view(2, 2, 16))
-    exact = ops.gguf_linear(x, packed, int(kind), 16, None, torch.float32)
+    plain = ops.gguf_linear(x.contiguous(), [GGUFMatrix(packed, int(kind), 16)], None)
+    assert torch.equal(ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), 16)], None), plain)
+    assert torch.equal(
+        ops.gguf_linear(x.reshape(2, 2, 64), [GGUFMatrix(packed, int(kind), 16)], None), plain.view(2, 2, 16)
+    )
+    exact = ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), 16)], None, torch.float32)
     assert exact.dtype == torch.float32
     assert torch.equal(exact.bfloat16(), plain)
-    assert ops.gguf_linear(x[:0], packed, int(kind), 16, None).shape == (0, 16)
+    assert ops.gguf_linear(x[:0], [GGUFMatrix(packed, int(kind), 16)], None).shape == (0, 16)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
@@ -102,7 +104,7 @@ def test_a_broken_input_breaks_its_own_row_alone(poison):
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
     x = torch.randn(3, 64)
     x[1, 40] = poison
-    out = ops.gguf_linear(x, packed, int(kind), 16, None)
+    out = ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), 16)], None)
     assert out[1].isnan().all()
     assert out[[0, 2]].isfinite().all()
 
@@ -112,7 +114,7 @@ def test_zero_inputs_give_the_bias():
     data, weight = matrix(kind, 16, 2)
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
     bias = torch.randn(16)
-    assert torch.equal(ops.gguf_linear(torch.zeros(1, 64), packed, int(kind), 16, bias)[0], bias)
+    assert torch.equal(ops.gguf_linear(torch.zeros(1, 64), [GGUFMatrix(packed, int(kind), 16)], bias)[0], bias)
 
 
 def test_wrong_types_shapes_and_lengths_are_refused():
@@ -126,10 +128,10 @@ def test_wrong_types_shapes_and_lengths_are_refused():
     with pytest.raises(ValueError, match="bytes expected"):
         ops.pack_gguf_linear(data[:-1], 2, (16, 64))
     with pytest.raises(ValueError, match="another type or shape"):
-        ops.gguf_linear(x, packed, 3, 16, None)
+        ops.gguf_linear(x, [GGUFMatrix(packed, 3, 16)], None)
     with pytest.raises(ValueError, match="another type or shape"):
-        ops.gguf_linear(x, packed, 2, 33, None)
+        ops.gguf_linear(x, [GGUFMatrix(packed, 2, 33)], None)
     with pytest.raises(ValueError, match="one number per output"):
-        ops.gguf_linear(x, packed, 2, 16, torch.zeros(15))
+        ops.gguf_linear(x, [GGUFMatrix(packed, 2, 16)], torch.zeros(15))
     with pytest.raises(ValueError, match="has x's dtype or is float32"):
-        ops.gguf_linear(x, packed, 2, 16, None, torch.bfloat16)
+        ops.gguf_linear(x, [GGUFMatrix(packed, 2, 16)], None, torch.bfloat16)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.kernels.helpers import SPACING, strided_rows
+from tests.kernels.helpers import SPACING, assert_rounds_alike, strided_rows
+from vllm_clone.kernels import reference
 from vllm_clone.kernels.cpu import ops
 
 pytestmark = pytest.mark.usefixtures("level")
@@ -25,7 +26,7 @@ def assert_exact_product(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [*range(14), 24, 25, 61])
+@pytest.mark.parametrize("rows", [*range(18), 24, 25, 31, 32, 33, 48, 49, 61, 70])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_any_number_of_rows(dtype, rows, with_bias):
     x, weight = torch.randn(rows, 48).to(dtype), torch.randn(70, 48).to(dtype)
@@ -58,16 +59,41 @@ def test_rows_may_lie_apart_and_leading_axes_are_kept(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_gets_the_same_bits_alone_and_in_company(dtype):
-    x, weight, bias = torch.randn(30, 210).to(dtype), torch.randn(75, 210).to(dtype), torch.randn(75).to(dtype)
+    x, weight, bias = torch.randn(50, 210).to(dtype), torch.randn(75, 210).to(dtype), torch.randn(75).to(dtype)
+    x[7] *= 1e-38  # denormal products
     packed = ops.pack_linear(weight)
     together = ops.linear(x, packed, 75, bias)
-    for r in range(30):
-        assert torch.equal(ops.linear(x[r : r + 1], packed, 75, bias), together[r : r + 1])
+    for r in range(50):
+        for company in (1, 4, 5):
+            rows = slice(r, r + company)
+            assert torch.equal(ops.linear(x[rows], packed, 75, bias)[0], together[r])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_shapes_and_strides(seed):
+    random = torch.Generator().manual_seed(seed)
+    rows, n, k = (int(torch.randint(1, most, (), generator=random)) for most in (71, 200, 150))
+    for dtype in DTYPES:
+        width = k + k % 2 if dtype == torch.bfloat16 else k
+        x, weight = strided_rows(rows, width, dtype, gap=seed % 4), torch.randn(n, width).to(dtype)
+        bias = torch.randn(n).to(dtype) if seed % 2 else None
+        assert_exact_product(ops.linear(x, ops.pack_linear(weight), n, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("k", [2, 30, 64, 98])
+def test_nothing_behind_the_inputs_and_weights_is_read(k):
+    """What lies there is NaN, which would show."""
+    x = strided_rows(37, k, torch.bfloat16)
+    weight = torch.randn(33, k).bfloat16()
+    packed = ops.pack_linear(weight)
+    memory = torch.full((packed.numel() + 4096,), float("nan"), dtype=torch.bfloat16)
+    memory[: packed.numel()] = packed.flatten()
+    assert_exact_product(ops.linear(x, memory[: packed.numel()].view_as(packed), 33, None), x, weight, None)
 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "n", "k"), [(1, 500, 64), (200, 40, 64), (77, 300, 32)])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 500, 64), (200, 40, 64), (77, 300, 32), (300, 70, 2600)])
 def test_the_number_of_threads_changes_no_bit(dtype, rows, n, k):
     x, weight = torch.randn(rows, k).to(dtype), torch.randn(n, k).to(dtype)
     results = []
@@ -122,3 +148,50 @@ def test_bfloat16_products_can_come_out_unrounded() -> None:
     out = ops.linear(x, ops.pack_linear(weight), 40, None, torch.float32)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, x.float() @ weight.float().T, rtol=1e-5, atol=1e-5)
+
+
+def exact_sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    sums = x.double() @ weight.double().t()
+    return sums if bias is None else sums + bias.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 16, 33])
+@pytest.mark.parametrize("half", [32, 96])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_gate_and_up_in_one_product(dtype, rows, half, activation, with_bias):
+    x, weight = torch.randn(rows, 34).to(dtype), torch.randn(2 * half, 34).to(dtype)
+    bias = torch.randn(2 * half).to(dtype) if with_bias else None
+    out = ops.gated_linear(x, ops.pack_linear(weight), 2 * half, bias, activation)
+    assert_rounds_alike(out, reference.gated_linear(x, weight, 2 * half, bias, activation), loss=3e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_gate_and_up_may_share_a_tile_of_weights(dtype, activation):
+    x, weight = torch.randn(7, 34).to(dtype), torch.randn(80, 34).to(dtype)
+    out = ops.gated_linear(x, ops.pack_linear(weight), 80, None, activation)
+    expected = reference.gated_linear(x, weight, 80, None, activation)
+    loss = {torch.float32: 3e-5, torch.bfloat16: 2**-6}[dtype]  # gate and up are rounded in between
+    torch.testing.assert_close(out.float(), expected.float(), rtol=loss, atol=4 * loss)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_no_bit_of_a_fused_product(dtype):
+    x, weight = torch.randn(150, 64).to(dtype), torch.randn(128, 64).to(dtype)
+    packed = ops.pack_linear(weight)
+    results = []
+    for threads in (1, 3):
+        ops.set_num_threads(threads)
+        results.append(ops.gated_linear(x, packed, 128, None, "silu"))
+    assert torch.equal(results[0], results[1])
+
+
+def test_wrong_halves_and_activations_are_refused():
+    x, packed = torch.randn(3, 8), ops.pack_linear(torch.randn(65, 8))
+    with pytest.raises(ValueError, match="halves"):
+        ops.gated_linear(x, packed, 65, None, "silu")
+    with pytest.raises(ValueError, match="tanhshrink"):
+        ops.gated_linear(x, packed, 64, None, "tanhshrink")

@@ -24,7 +24,16 @@ def test_every_kernel_of_the_reference_is_offered():
     assert all(getattr(kernels, name) is getattr(ops, name) for name in defined)
 
 
-@pytest.mark.parametrize("level", ops.available_levels())
+def test_emulated_levels_are_never_chosen_by_themselves():
+    assert not set(ops.emulated_levels()) & set(ops.available_levels())
+
+
+def test_amx_is_the_best_level_exactly_where_its_tiles_are_ready():
+    assert ("amx" in ops.available_levels()) == (ops.amx_state() == "ready")
+    assert "amx" not in ops.available_levels()[1:]
+
+
+@pytest.mark.parametrize("level", [*ops.available_levels(), *ops.emulated_levels()])
 def test_the_environment_chooses_the_level(level):
     done = subprocess.run(
         [sys.executable, "-c", "from vllm_clone import kernels; print(kernels.active_level())"],

@@ -45,6 +45,26 @@ GPT2_NAMES = {
 NAMES = {"gpt2": GPT2_NAMES, "gemma2": GEMMA_NAMES, "gemma3": GEMMA_NAMES}
 
 
+SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where in a block of a K type its float16 scales stand. The gguf package reads these types and cannot write them."""
+
+
+def random_matrix(kind: GGMLQuantizationType, rows: int, width: int, spread: float = 1.0) -> np.ndarray:
+    """The stored form of a random matrix whose numbers are about ``spread`` in size."""
+    rng = np.random.default_rng(rows + kind)
+    if kind.name not in SCALES:
+        return gguf.quants.quantize(rng.standard_normal((rows, width), np.float32) * np.float32(spread), kind)
+    per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (rows * width // per_block, block_bytes), dtype=np.uint8)
+    factor = 1.0
+    for _ in range(2):  # with scales of about 1 to see the spread, then with those that give the one wanted
+        for at in SCALES[kind.name]:
+            scales = rng.uniform(0.5, 1.5, len(raw)) * factor
+            raw[:, at : at + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
+        factor = spread / float(gguf.quants.dequantize(raw.reshape(rows, -1), kind).std())
+    return raw.reshape(rows, -1)
+
+
 def gguf_name(arch: str, name: str) -> str:
     """``model.layers.3.mlp.up_proj.weight`` → ``blk.3.ffn_up.weight``."""
     names = NAMES.get(arch, DECODER_NAMES)
@@ -74,22 +94,44 @@ def converted(arch: str, name: str, value: np.ndarray, config: Any) -> np.ndarra
     return value
 
 
+def restored(arch: str, name: str, value: np.ndarray, config: Any) -> np.ndarray:
+    """The matrix that ``converted`` makes ``value`` of."""
+    for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        if arch == "llama" and f".{part}." in name:
+            rows = value.reshape(getattr(config, heads), -1, 2, value.shape[1])
+            return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(value.shape))
+    return converted(arch, name, value, config)
+
+
+def stored_matrix(value: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """The stored form of ``value``, or for a K type of a random matrix of its size and spread."""
+    if kind.name in SCALES:
+        return random_matrix(kind, *value.shape, float(value.std()))
+    return gguf.quants.quantize(value, kind)
+
+
+@torch.no_grad()
 def write_gguf(
     path: Path,
     model: PreTrainedModel,
     arch: str,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     *,
+    kinds: dict[str, GGMLQuantizationType] | None = None,
     keep_output: bool = False,
     extra: dict[str, np.ndarray] | None = None,
 ) -> None:
     """Write ``model`` to ``path``; matrices are stored as ``kind``, vectors as F32.
+
+    A matrix that is not stored as F32 is replaced in ``model`` by the numbers that its stored form stands for; one of
+    a K type, which the gguf package cannot write, by random ones.
 
     Args:
         path: the file to write.
         model: where the weights come from.
         arch: GGUF's name of the architecture.
         kind: storage type of matrices.
+        kinds: other types for matrices whose GGUF name contains the key.
         keep_output: store the logits head although it is tied.
         extra: more tensors, by GGUF name, stored as F32.
     """
@@ -98,11 +140,16 @@ def write_gguf(
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings and not keep_output:
             continue
+        stored_name = gguf_name(arch, name)
         value = converted(arch, name, parameter.numpy(), model.config)
-        if value.ndim == 2 and kind != GGMLQuantizationType.F32:
-            writer.add_tensor(gguf_name(arch, name), gguf.quants.quantize(value, kind), raw_dtype=kind)
+        own = next((other for part, other in (kinds or {}).items() if part in stored_name), kind)
+        if value.ndim == 2 and own != GGMLQuantizationType.F32:
+            stored = stored_matrix(value, own)
+            writer.add_tensor(stored_name, stored, raw_dtype=own)
+            numbers = gguf.quants.dequantize(stored, own).reshape(value.shape)
+            parameter.copy_(torch.from_numpy(restored(arch, name, numbers, model.config)))
         else:
-            writer.add_tensor(gguf_name(arch, name), value)
+            writer.add_tensor(stored_name, value)
     for name, value in (extra or {}).items():
         writer.add_tensor(name, value)
     writer.write_header_to_file()
@@ -133,10 +180,14 @@ def _write_metadata(writer: GGUFWriter, arch: str, config: Any) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
-@torch.no_grad()
-def quantize_in_place(model: PreTrainedModel, kind: GGMLQuantizationType) -> None:
-    """Replace every matrix by what it becomes when stored as ``kind``."""
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
-            stored = gguf.quants.quantize(parameter.numpy(), kind)
-            parameter.copy_(torch.from_numpy(gguf.quants.dequantize(stored, kind)))
+def round_inputs(model: torch.nn.Module) -> None:
+    """From now on its linear layers round their inputs to 8 bits, in groups of 32, as products with stored bits do."""
+
+    def rounded(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        groups = inputs[0].unflatten(-1, (-1, 32))
+        scale = groups.abs().amax(-1, keepdim=True) / 127
+        return (torch.where(scale == 0, 0.0, (groups / scale).round() * scale).flatten(-2),)
+
+    for module in model.modules():
+        if type(module).__name__ in ("Linear", "Conv1D"):
+            module.register_forward_pre_hook(rounded)

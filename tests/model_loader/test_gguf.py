@@ -1,6 +1,7 @@
 """GGUF files load directly and give the logits of the checkpoint they were converted from."""
 
 import importlib.metadata
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from tests.model_loader.gguf_files import quantize_in_place, write_gguf
+from tests.model_loader.gguf_files import round_inputs, write_gguf
 from tests.models.families import VARIANTS, Variant, build, expected_logits
 from tests.models.harness import PagedModel, load
 from vllm_clone import hub
 from vllm_clone.errors import ConfigError, ModelLoadError
+from vllm_clone.hub.gguf import GGUFFile
 from vllm_clone.model_loader import gguf as gguf_loader
+from vllm_clone.model_loader.loader import weight_bytes
 
 TOLERANCE = 1e-4
 TOKENS = list(range(5, 45))
@@ -44,25 +47,84 @@ def test_unquantized_file_gives_the_checkpoints_logits(name: str, tmp_path: Path
     assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
 
 
-WIDE = Variant("llama", {"hidden_size": 64, "intermediate_size": 96})
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.F16, Kind.BF16])
-def test_quantized_file_gives_the_logits_of_its_dequantized_weights(kind: Kind, tmp_path: Path) -> None:
-    reference = build(WIDE)
+def rms(x: torch.Tensor) -> float:
+    return x.pow(2).mean().sqrt().item()
+
+
+def assert_only_inputs_are_rounded(path: Path, reference: Any, rounding: Any = None) -> None:
+    """Our logits are those of ``reference`` once its linear layers (or those in ``rounding``) round their inputs.
+
+    A float32 difference of 1e-7 pushes an input over the border of two of the 255 steps now and then; from that token
+    on both go separate ways, inside of the noise that rounding makes. Up to there nothing may differ.
+    """
+    exact = expected_logits(reference, TOKENS)
+    round_inputs(rounding or reference)
+    expected = expected_logits(reference, TOKENS)
+    difference = PagedModel(load_gguf(path)).logits(TOKENS) - expected
+    assert difference[:10].abs().max() < TOLERANCE
+    assert rms(difference) < rms(expected - exact) < 0.05
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_quantized_file_gives_the_logits_of_its_numbers_and_inputs_of_8_bits(
+    kind: Kind, tied: bool, tmp_path: Path
+) -> None:
+    reference = build(Variant("llama", {**WIDE, "tie_word_embeddings": tied}))
     write_gguf(tmp_path / "model.gguf", reference, "llama", kind)
-    quantize_in_place(reference, kind)
-    logits = PagedModel(load_gguf(tmp_path / "model.gguf")).logits(TOKENS)
-    assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
+    assert_only_inputs_are_rounded(tmp_path / "model.gguf", reference)
 
 
-def test_storage_type_without_a_kernel_is_read_by_the_gguf_package(tmp_path: Path) -> None:
-    variant = Variant("llama", {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64})
+QUANTIZED_FAMILIES = {
+    "qwen2": ("qwen2", Variant("qwen2", {**WIDE, "num_attention_heads": 2, "num_key_value_heads": 1})),
+    "qwen3": ("qwen3", Variant("qwen3", {**WIDE, "tie_word_embeddings": True})),
+    "gemma2": ("gemma2", Variant("gemma2", {**WIDE, "sliding_window": 10, "query_pre_attn_scalar": 32})),
+    "gemma3": ("gemma3", Variant("gemma3_text", {**WIDE, "sliding_window": 10, "query_pre_attn_scalar": 32})),
+    "gpt2": ("gpt2", Variant("gpt2", {**VARIANTS["gpt2"].overrides, "n_embd": 64})),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED_FAMILIES)
+def test_every_family_runs_in_stored_bits(name: str, tmp_path: Path) -> None:
+    arch, variant = QUANTIZED_FAMILIES[name]
     reference = build(variant)
-    write_gguf(tmp_path / "model.gguf", reference, "llama", Kind.TQ2_0)
-    quantize_in_place(reference, Kind.TQ2_0)
-    logits = PagedModel(load_gguf(tmp_path / "model.gguf")).logits(TOKENS)
-    assert (logits - expected_logits(reference, TOKENS)).abs().max() < TOLERANCE
+    kinds = {"position_embd": Kind.F32, "attn_q.": Kind.Q8_0}
+    write_gguf(tmp_path / "model.gguf", reference, arch, Kind.Q5_1, kinds=kinds)
+    assert_only_inputs_are_rounded(tmp_path / "model.gguf", reference)
+
+
+def test_k_types_mixed_as_llama_cpp_mixes_them(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "tie_word_embeddings": True}
+    reference = build(Variant("llama", sizes))
+    kinds = {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "token_embd": Kind.Q6_K, "attn_output": Kind.Q5_K}
+    write_gguf(tmp_path / "model.gguf", reference, "llama", Kind.Q4_K, kinds=kinds)
+    model, exact = load_gguf(tmp_path / "model.gguf"), expected_logits(reference, TOKENS)
+    round_inputs(reference)
+    noise = rms(expected_logits(reference, TOKENS) - exact)
+    # Packing rounds their scales to half precision, which makes about half as much noise again.
+    assert rms(PagedModel(model).logits(TOKENS) - exact) < 1.5 * noise < 0.05
+    stored = sum(tensor.nbytes for tensor in GGUFFile(tmp_path / "model.gguf").tensors.values())
+    assert weight_bytes(model) < 1.15 * stored
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.TQ2_0], ids=lambda kind: kind.name)
+def test_types_without_a_product_are_dequantized_and_one_line_says_so(
+    kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = build(Variant("llama", {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}))
+    write_gguf(tmp_path / "model.gguf", reference, "llama", kind, kinds={"ffn_down": Kind.Q8_0})
+    with caplog.at_level(logging.INFO, logger="vllm_clone"):
+        load_gguf(tmp_path / "model.gguf")
+    (line,) = [record.getMessage() for record in caplog.records if "quantization=gguf" in record.getMessage()]
+    assert line == (
+        "quantization=gguf, matrices kept as stored: 3 Q8_0; dequantized to float32, since there is no product for "
+        f"their type: 20 {kind.name}"
+    )
+    down = torch.nn.ModuleList(layer.mlp.down_proj for layer in reference.model.layers)
+    assert_only_inputs_are_rounded(tmp_path / "model.gguf", reference, down)
 
 
 def test_head_stored_next_to_tied_embeddings_is_used(tmp_path: Path) -> None:

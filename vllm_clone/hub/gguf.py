@@ -121,6 +121,13 @@ class GGUFFile:
         tensor = self.tensors[name]
         return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
 
+    def release(self, name: str) -> None:
+        """Take the pages of a tensor out of this process's memory; they are read again when they are needed."""
+        tensor, page = self.tensors[name], mmap.PAGESIZE
+        first, end = -(-tensor.offset // page) * page, (tensor.offset + tensor.nbytes) // page * page
+        if end > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+
     def find_token(self, text: str) -> int | None:
         """Id of a vocabulary entry, found without decoding the vocabulary; None when there is none."""
         raw = text.encode()

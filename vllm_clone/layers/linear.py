@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from vllm_clone.errors import ModelLoadError
+from vllm_clone.layers.activation import GatedActivation
+from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.options import BuildOptions
 from vllm_clone.layers.weights import WeightModule, check_shape, copy_checked
 
@@ -36,14 +38,18 @@ class Part:
 
 
 class LinearMethod(ABC):
-    """How a linear layer keeps its matrix and multiplies by it. Stateless; one object serves all layers."""
+    """How a linear layer keeps its matrix and multiplies by it."""
+
+    def for_layer(self) -> "LinearMethod":
+        """The object that serves one layer: this one, unless something must be remembered about each layer."""
+        return self
 
     @abstractmethod
     def create_weights(self, layer: "LinearBase", options: BuildOptions) -> None:
         """Declare the parameters for ``layer.out_features`` × ``layer.in_features``, stacked from ``layer.outputs``."""
 
     @abstractmethod
-    def load(self, layer: "LinearBase", name: str, tensor: torch.Tensor, output: Part, offset: int) -> None:
+    def load(self, layer: "LinearBase", name: str, tensor: torch.Tensor | GGUFRows, output: Part, offset: int) -> None:
         """Store one matrix of a checkpoint.
 
         Args:
@@ -64,6 +70,12 @@ class LinearMethod(ABC):
     def apply(self, layer: "LinearBase", x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x @ W.T + bias``: [..., in_features] → [..., out_features], in x's dtype."""
 
+    def apply_gated(
+        self, layer: "LinearBase", x: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+    ) -> torch.Tensor:
+        """``activation(apply(...))`` for a layer whose outputs are gate | up: [..., in] → [..., out_features / 2]."""
+        return activation(self.apply(layer, x, bias))
+
     def logits(self, layer: "LinearBase", x: torch.Tensor) -> torch.Tensor:
         """``x @ W.T`` in float32: scores must not be rounded to the model's dtype once more than needed."""
         return self.apply(layer, x, None).float()
@@ -83,9 +95,11 @@ class UnquantizedLinearMethod(LinearMethod):
     def create_weights(self, layer: "LinearBase", options: BuildOptions) -> None:
         layer.declare("weight", (layer.out_features, layer.in_features), options, tuple(layer.outputs))
 
-    def load(self, layer: "LinearBase", name: str, tensor: torch.Tensor, output: Part, offset: int) -> None:
+    def load(self, layer: "LinearBase", name: str, tensor: torch.Tensor | GGUFRows, output: Part, offset: int) -> None:
         weight = layer.parameter(name)
         check_shape((output.full, layer.input.full), tensor)
+        if not isinstance(tensor, torch.Tensor):
+            tensor = tensor.dequantize(weight.dtype)
         copy_checked(weight[offset : offset + output.size], tensor[output.slice, layer.input.slice])
 
     def apply(self, layer: "LinearBase", x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -117,14 +131,14 @@ class LinearBase(WeightModule):
         self.outputs = outputs
         self.in_features = input_part.size
         self.out_features = sum(part.size for part in outputs.values())
-        self.method = options.linear_method
+        self.method = options.linear_method.for_layer()
         self.method.create_weights(self, options)
         if bias:
             self.declare("bias", (self.out_features,), options, tuple(outputs))
         else:
             self.register_parameter("bias", None)
 
-    def load_weight(self, name: str, tensor: torch.Tensor, shard: str | None = None) -> None:
+    def load_weight(self, name: str, tensor: torch.Tensor | GGUFRows, shard: str | None = None) -> None:
         if shard is None and len(self.outputs) > 1:
             full = sum(part.full for part in self.outputs.values())
             check_shape((full, *tensor.shape[1:]), tensor)
@@ -133,7 +147,7 @@ class LinearBase(WeightModule):
                 self.load_weight(name, piece, key)
             return
         output, offset = self.outputs[shard], self._offset(shard)
-        if name == "bias":
+        if name == "bias" and isinstance(tensor, torch.Tensor):
             bias = self.parameter(name)
             check_shape((output.full,), tensor)
             copy_checked(bias[offset : offset + output.size], tensor[output.slice])
@@ -179,6 +193,10 @@ class MergedColumnParallelLinear(LinearBase):
             name: Part.split(full, tp.rank, tp.size, "output features") for name, full in outputs.items()
         }
         super().__init__(Part.whole(in_features), parts, bias, options)
+
+    def gated(self, x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+        """The activated first of two equal outputs times the second: [..., in_features] → [..., out_features / 2]."""
+        return self.method.apply_gated(self, x, self.bias, activation)
 
 
 class QKVParallelLinear(LinearBase):

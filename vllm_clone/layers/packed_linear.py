@@ -3,6 +3,7 @@
 import torch
 
 from vllm_clone import kernels
+from vllm_clone.layers.activation import GatedActivation
 from vllm_clone.layers.linear import LinearBase, UnquantizedLinearMethod
 
 
@@ -22,6 +23,13 @@ class PackedLinearMethod(UnquantizedLinearMethod):
         if weight.dim() == 2:
             return super().apply(layer, x, bias)
         return kernels.linear(x, weight, layer.out_features, bias)
+
+    def apply_gated(
+        self, layer: LinearBase, x: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+    ) -> torch.Tensor:
+        if layer.weight.dim() == 2:
+            return super().apply_gated(layer, x, bias, activation)
+        return kernels.gated_linear(x, layer.weight, layer.out_features, bias, activation.kind)
 
     def logits(self, layer: LinearBase, x: torch.Tensor) -> torch.Tensor:
         if layer.weight.dim() == 2:

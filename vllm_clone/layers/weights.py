@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from vllm_clone.errors import ModelLoadError
+from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.options import BuildOptions
 
 PLAIN_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
@@ -21,7 +22,7 @@ def copy_checked(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
 
 
-def check_shape(expected: tuple[int, ...], tensor: torch.Tensor) -> None:
+def check_shape(expected: tuple[int, ...], tensor: torch.Tensor | GGUFRows) -> None:
     """Raise ModelLoadError unless ``tensor`` has the expected shape."""
     if tuple(tensor.shape) != expected:
         raise ModelLoadError(f"expected shape {list(expected)}, found {list(tensor.shape)}")

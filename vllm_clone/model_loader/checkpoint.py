@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vllm_clone.errors import ModelLoadError
+from vllm_clone.layers.gguf_rows import GGUFRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class CheckpointTensor:
     nbytes: int
     """Bytes on disk."""
     read: Callable[[], torch.Tensor]
+    read_rows: Callable[[], GGUFRows] | None = None
+    """For a matrix [out, in] of a GGUF file: its rows as they are stored."""
 
 
 class Checkpoint(Protocol):

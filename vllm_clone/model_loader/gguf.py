@@ -1,4 +1,7 @@
-"""GGUF files: tensor names of each architecture, and tensors brought back to what the original checkpoint had."""
+"""GGUF files: tensor names of each architecture, and tensors brought back to what the original checkpoint had.
+
+Matrices come in the bits of the file too, for layers that multiply by them as they are.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_clone import kernels
 from vllm_clone.errors import ModelLoadError
-from vllm_clone.hub.gguf import GGMLType, GGUFFile, GGUFTensor
+from vllm_clone.hub.gguf import GGUFFile, GGUFTensor
 from vllm_clone.hub.gguf_config import ROPE_PERMUTED
+from vllm_clone.layers.gguf_rows import GGUFRows, dequantize
 from vllm_clone.model_loader.checkpoint import CheckpointTensor
 
 FREQ_FACTORS = "rope_freqs.weight"
@@ -66,11 +69,13 @@ _TRANSPOSED = frozenset(f"blk.*.{name}" for name in ("attn_qkv", "attn_output", 
 
 
 class GGUFCheckpoint:
-    """A GGUF file as a stream of tensors under their Hugging Face names, in the dtype of the model.
+    """A GGUF file as a stream of tensors under their Hugging Face names.
+
+    Pages of the file are let go once their tensor was read, so that it is not in memory beside what is made of it.
 
     Args:
         path: the file.
-        dtype: what quantized and other tensors are converted to.
+        dtype: the model's, which ``read`` converts all tensors to.
 
     Raises:
         ModelLoadError: no tensor names are known for the file's architecture.
@@ -97,8 +102,10 @@ class GGUFCheckpoint:
     def tensors(self) -> Iterator[CheckpointTensor]:
         for tensor in self._file.tensors.values():
             if tensor.name != FREQ_FACTORS:
+                rows = partial(self._rows, tensor) if len(tensor.shape) == 2 else None
                 name = self._checkpoint_name(tensor.name)
-                yield CheckpointTensor(name, self.files[0].name, tensor.nbytes, partial(self._read, tensor))
+                yield CheckpointTensor(name, self.files[0].name, tensor.nbytes, partial(self._read, tensor), rows)
+                self._file.release(tensor.name)
 
     def _checkpoint_name(self, name: str) -> str:
         pattern, layer, leaf = _pattern(name)
@@ -117,11 +124,14 @@ class GGUFCheckpoint:
             return data.t()
         return data
 
+    def _rows(self, tensor: GGUFTensor) -> GGUFRows:
+        data = np.frombuffer(self._file.tensor_bytes(tensor.name), np.uint8).reshape(tensor.shape[0], -1)
+        rows = GGUFRows(data, tensor.ggml_type, tensor.shape[1])
+        kind = _pattern(tensor.name)[0].rpartition(".")[2]
+        return rows.unpermute(int(self._heads[kind])) if self._arch in ROPE_PERMUTED and kind in self._heads else rows
+
     def _dequantize(self, tensor: GGUFTensor, dtype: torch.dtype) -> torch.Tensor:
-        data = self._file.tensor_bytes(tensor.name)
-        if tensor.ggml_type in kernels.DEQUANTIZABLE:
-            return kernels.dequantize_gguf(data, tensor.ggml_type, tensor.shape, dtype)
-        return _dequantize_rare(tensor, data).to(dtype)
+        return dequantize(self._file.tensor_bytes(tensor.name), tensor.ggml_type, tensor.shape, dtype)
 
 
 def _pattern(name: str) -> tuple[str, str, str]:
@@ -134,19 +144,3 @@ def _pattern(name: str) -> tuple[str, str, str]:
 def _unpermute(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Undo the converter's pairing of rows (i, i + half) of each head as neighbours; for matrices and biases."""
     return rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def _dequantize_rare(tensor: GGUFTensor, data: memoryview) -> torch.Tensor:
-    """Formats without a kernel of ours, through the gguf package's numpy code; float32."""
-    try:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ImportError:
-        raise ModelLoadError(
-            f"storage type {GGMLType(tensor.ggml_type).name} needs the gguf package (pip install 'vllm-clone[gguf]')"
-        ) from None
-    try:
-        values = dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType(int(tensor.ggml_type)))
-    except (NotImplementedError, ValueError) as error:
-        raise ModelLoadError(f"storage type {GGMLType(tensor.ggml_type).name} cannot be read: {error}") from error
-    return torch.from_numpy(values).reshape(tensor.shape)

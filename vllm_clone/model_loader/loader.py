@@ -10,7 +10,8 @@ from tqdm import tqdm
 
 from vllm_clone.config.vllm import VllmConfig
 from vllm_clone.errors import ModelLoadError
-from vllm_clone.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm_clone.layers.gguf_linear import GGUFLinearMethod, StorageTypes
+from vllm_clone.layers.linear import LinearBase, LinearMethod, UnquantizedLinearMethod
 from vllm_clone.layers.options import BuildOptions
 from vllm_clone.layers.packed_linear import PackedLinearMethod
 from vllm_clone.layers.weights import WeightModule
@@ -47,19 +48,22 @@ def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
         scheme = config.hf_config["quantization_config"].get("quant_method", "unknown")
         raise ModelLoadError(f"{config.path}: quantized checkpoints are not supported yet (quant_method {scheme!r})")
     dtype: torch.dtype = getattr(torch, config.dtype)
+    method: LinearMethod
     method = PackedLinearMethod() if device.type == "cpu" else UnquantizedLinearMethod()
-    options = BuildOptions(dtype, device, method, max_positions=int(config.max_model_len or 0))
-    hf_config = config.hf_config
+    hf_config, max_positions = config.hf_config, int(config.max_model_len or 0)
     if vllm_config.load_config.load_format == "dummy":
-        model = model_class(hf_config, options)
+        model = model_class(hf_config, BuildOptions(dtype, device, method, max_positions))
         fill_with_dummies(model)
     else:
         checkpoint = open_checkpoint(Path(config.path), vllm_config.load_config.load_format, dtype)
         if isinstance(checkpoint, GGUFCheckpoint):
             hf_config = hf_config | checkpoint.config_additions()
-        model = model_class(hf_config, options)
+            method = GGUFLinearMethod(StorageTypes()) if device.type == "cpu" else method
+        model = model_class(hf_config, BuildOptions(dtype, device, method, max_positions))
         load_weights(model, checkpoint, show_progress=vllm_config.load_config.use_tqdm_on_load)
     prepare(model)
+    if isinstance(method, GGUFLinearMethod):
+        logger.info("quantization=gguf, %s", method.types.summary(config.dtype))
     gib = weight_bytes(model) / 2**30
     logger.info("Model loading took %.2f GiB memory and %.2f seconds", gib, time.monotonic() - started)
     return model.eval()
@@ -127,6 +131,9 @@ def _place(modules: dict[str, WeightModule], to: Destination, tensor: Checkpoint
     module = modules.get(to.module)
     if module is None:
         raise ModelLoadError("the model has no such tensor (does config.json belong to these weights?)")
+    if tensor.read_rows is not None and isinstance(module, LinearBase):
+        module.load_weight(to.leaf, tensor.read_rows(), to.shard)
+        return
     data = tensor.read()
     module.load_weight(to.leaf, data.t() if to.transpose and data.dim() == 2 else data, to.shard)
 

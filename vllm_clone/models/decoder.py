@@ -79,7 +79,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """[T, D] → [T, D]."""
-        return self.down_proj(self.activation(self.gate_up_proj(x_TD)))
+        return self.down_proj(self.gate_up_proj.gated(x_TD, self.activation))
 
 
 def hidden_norm(config: DecoderConfig, options: BuildOptions) -> RMSNorm:

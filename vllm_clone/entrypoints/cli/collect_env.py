@@ -43,6 +43,7 @@ def facts() -> Iterator[tuple[str, str]]:
         from vllm_clone.kernels.cpu import ops
 
         yield "cpu kernels", f"{ops.active_level()} of {' '.join(ops.available_levels())}"
+        yield "amx tiles", ops.amx_state() or "not in this processor"
     except ImportError as error:
         yield "cpu kernels", f"not built: {error}"
     for package in PACKAGES:

@@ -5,7 +5,7 @@ the values of positions, slots, block ids and lengths are trusted.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -16,7 +16,11 @@ import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
 from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
 from vllm_clone.kernels.arena import Arena
+from vllm_clone.kernels.gguf_matrix import GGUFMatrix
+from vllm_clone.logger import init_logger
 from vllm_clone.platforms.cpu import num_usable_cores
+
+logger = init_logger(__name__)
 
 
 class _Codes(dict[Any, int]):
@@ -45,6 +49,8 @@ def configure() -> None:
     level = envs.VLLM_CPU_ISA
     if level:
         _C.use(level)
+    elif amx_state() not in ("", "ready"):
+        logger.warning("The processor's AMX tiles: %s. The %s kernels are used.", amx_state(), active_level())
     _C.set_num_threads(envs.VLLM_CPU_THREADS or num_usable_cores())
 
 
@@ -58,8 +64,18 @@ def available_levels() -> list[str]:
     return list(_C.available())
 
 
+def emulated_levels() -> list[str]:
+    """Levels for tests, whose kernels use emulated matrix tiles: chosen by name only."""
+    return list(_C.emulated())
+
+
+def amx_state() -> str:
+    """Whether the processor's matrix tiles are used: "ready" or why not; empty when it has none."""
+    return str(_C.amx_state())
+
+
 def use_level(name: str) -> None:
-    """Switch to one of the available levels."""
+    """Switch to one of the available or emulated levels."""
     _C.use(name)
 
 
@@ -350,15 +366,18 @@ def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
     return _matrix_rows(packed, packed[0].numel() // LINEAR_TILE, rows_T, True)
 
 
-def linear(
+_STORE = 0
+_GATED = _Codes({"silu": 1, "gelu": 2, "gelu_tanh": 3})
+
+
+def _linear(
     x_TK: torch.Tensor,
     packed: torch.Tensor,
     num_outputs: int,
     bias_N: torch.Tensor | None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N]. Sums are float32; so is the output if ``out_dtype``
-    says so, else it has x's dtype."""
+    out: torch.Tensor,
+    epilogue: int,
+) -> None:
     k = x_TK.shape[-1]
     lanes = (LINEAR_TILE,) if x_TK.dtype == torch.float32 else (LINEAR_TILE, 2)
     _require(
@@ -370,14 +389,38 @@ def linear(
         bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (num_outputs,) and bias_N.is_contiguous()),
         "linear: the bias must be one number per output, in x's dtype",
     )
+    _require(out.dtype in (x_TK.dtype, torch.float32), "linear: the output has x's dtype or is float32")
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
-    rows = x.shape[0]
-    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
-    _require(out.dtype in (x.dtype, torch.float32), "linear: the output has x's dtype or is float32")
     _C.linear(
         _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
-        0 if bias_N is None else bias_N.data_ptr(), rows, num_outputs, k, x.stride(0), num_outputs,
+        0 if bias_N is None else bias_N.data_ptr(), x.shape[0], num_outputs, k, x.stride(0), out.shape[-1], epilogue,
     )  # fmt: skip
+
+
+def linear(
+    x_TK: torch.Tensor,
+    packed: torch.Tensor,
+    num_outputs: int,
+    bias_N: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x Wᵀ (+ bias) with packed weights: [..., K] → [..., N]. Sums are float32; so is the output if ``out_dtype``
+    says so, else it has x's dtype."""
+    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
+    _linear(x_TK, packed, num_outputs, bias_N, out, _STORE)
+    return out
+
+
+def gated_linear(
+    x_TK: torch.Tensor, packed: torch.Tensor, num_outputs: int, bias_2F: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    code, width = _GATED[activation], num_outputs // 2
+    _require(num_outputs % 2 == 0, "gated_linear: gate and up halves expected")
+    if width % LINEAR_TILE:  # the halves share a tile
+        both = linear(x_TK, packed, num_outputs, bias_2F)
+        return _activation(both, code - _GATED["silu"] + _SILU, True)
+    out = empty((*x_TK.shape[:-1], width), x_TK.dtype)
+    _linear(x_TK, packed, num_outputs, bias_2F, out, code)
     return out
 
 
@@ -416,35 +459,44 @@ def gguf_rows(packed: torch.Tensor, ggml_type: int, k: int, rows_T: torch.Tensor
     return out
 
 
+GGUF_INPUT_BYTES = 64
+"""What :func:`gguf_linear` keeps of each 32 inputs of a row."""
+
+
 def gguf_linear(
     x_TK: torch.Tensor,
-    packed: torch.Tensor,
-    ggml_type: int,
-    num_outputs: int,
+    matrices: Sequence[GGUFMatrix],
     bias_N: torch.Tensor | None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x Wᵀ (+ bias) with W from :func:`pack_gguf_linear`: [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
+    """x times each matrix, side by side (+ bias): [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
 
     x is rounded to 8 bits with one scale per 32 inputs; integers are summed exactly, groups in float32.
     """
-    k = x_TK.shape[-1]
+    k, n = x_TK.shape[-1], sum(matrix.num_outputs for matrix in matrices)
+    for packed, ggml_type, num_outputs in matrices:
+        _require(
+            ggml_type in GGUF_PACKABLE and packed.dtype == torch.uint8 and packed.is_contiguous() and k % 32 == 0
+            and packed.numel() == _C.gguf_packed_bytes(int(ggml_type), num_outputs, k),
+            "gguf_linear: these weights were packed for another type or shape",
+        )  # fmt: skip
     _require(
-        ggml_type in GGUF_PACKABLE and packed.dtype == torch.uint8 and packed.is_contiguous() and k % 32 == 0
-        and packed.numel() == _C.gguf_packed_bytes(int(ggml_type), num_outputs, k),
-        "gguf_linear: these weights were packed for another type or shape",
-    )  # fmt: skip
-    _require(
-        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (num_outputs,) and bias_N.is_contiguous()),
+        bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.shape == (n,) and bias_N.is_contiguous()),
         "gguf_linear: the bias must be one number per output, in x's dtype",
     )
     x = x_TK if x_TK.dim() == 2 and x_TK.stride(1) == 1 else x_TK.reshape(-1, k).contiguous()
-    out = empty((*x_TK.shape[:-1], num_outputs), out_dtype or x_TK.dtype)
+    out = empty((*x_TK.shape[:-1], n), out_dtype or x_TK.dtype)
     _require(out.dtype in (x.dtype, torch.float32), "gguf_linear: the output has x's dtype or is float32")
-    _C.gguf_linear(
-        int(ggml_type), _DTYPES[x.dtype], _DTYPES[out.dtype], out.data_ptr(), x.data_ptr(), packed.data_ptr(),
-        0 if bias_N is None else bias_N.data_ptr(), x.shape[0], num_outputs, k, x.stride(0),
-    )  # fmt: skip
+    rows, dtype, item, bias_item = x.shape[0], _DTYPES[x.dtype], out.itemsize, x.itemsize
+    inputs = empty((rows, k // 32 * GGUF_INPUT_BYTES), torch.uint8)
+    _C.gguf_inputs(dtype, inputs.data_ptr(), x.data_ptr(), rows, k, x.stride(0))
+    first = 0
+    for packed, ggml_type, num_outputs in matrices:
+        _C.gguf_linear(
+            int(ggml_type), dtype, _DTYPES[out.dtype], out.data_ptr() + first * item, inputs.data_ptr(),
+            packed.data_ptr(), 0 if bias_N is None else bias_N.data_ptr() + first * bias_item, rows, num_outputs, k, n,
+        )  # fmt: skip
+        first += num_outputs
     return out
 
 
