@@ -38,14 +38,17 @@ class Pool {
   int size() const { return count_; }
 
   void run(int64_t count, Task task, void* context) {
+    const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
+    // Ends the old generation's claims before anything else changes. With only the number of items changed, a thread
+    // that still looks for old work would find some, and run new items that are then claimed again.
+    claim_.store(uint64_t{generation} << 32 | UINT32_MAX, std::memory_order_relaxed);
     task_ = task;
     context_ = context;
     unit_ = 1 + count / INT32_MAX;
     const auto items = static_cast<uint32_t>((count + unit_ - 1) / unit_);
     count_of_task_ = count;
-    items_.store(items, std::memory_order_relaxed);
+    items_.store(items, std::memory_order_release);  // who sees it sees that the old claims ended
     done_.store(0, std::memory_order_relaxed);
-    const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
     claim_.store(uint64_t{generation} << 32, std::memory_order_release);
     generation_.store(generation, std::memory_order_release);
     generation_.notify_all();
@@ -66,7 +69,7 @@ class Pool {
   void take_pieces(uint32_t generation) {
     uint64_t claim = claim_.load(std::memory_order_acquire);
     while (static_cast<uint32_t>(claim >> 32) == generation) {
-      const uint32_t next = static_cast<uint32_t>(claim), items = items_.load(std::memory_order_relaxed);
+      const uint32_t next = static_cast<uint32_t>(claim), items = items_.load(std::memory_order_acquire);
       if (next >= items) return;
       const uint32_t size = std::max<uint32_t>(1, (items - next) / (2 * count_));
       if (!claim_.compare_exchange_weak(claim, claim + size, std::memory_order_acq_rel, std::memory_order_acquire))
