@@ -3,8 +3,9 @@
 
     startup.py MODEL [--runs 5] [-- flags of vllm serve]
 
-Prints the median time from the command to /health 200, the median of `vllm --version`, and the resident memory of all
-processes after one request, less weights and the KV cache blocks that request used.
+Prints medians: seconds from the command to /health 200; memory of all processes after one short request, less the
+weights; the engine's peak while loading, with the file's pages, beside the weights; processor time of a quiet second
+after that request; seconds of `vllm --version`.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
@@ -29,10 +31,33 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def private_bytes(pid: int) -> int:
-    """Proportional set size of a process and its children: shared pages are divided among their users."""
+class Start(NamedTuple):
+    """What one start cost."""
+
+    seconds: float
+    """From the command to /health 200."""
+    beyond_weights: int
+    """Bytes of all processes after one short request, less the weights; pages they share count once."""
+    peak: int
+    """Most bytes the engine had in memory, pages of the model's file included."""
+    weights: int
+    idle: float
+    """Processor seconds of all processes in a quiet second after the request."""
+
+
+def family(pid: int) -> list[psutil.Process]:
     root = psutil.Process(pid)
-    return sum(p.memory_full_info().pss for p in [root, *root.children(recursive=True)])
+    return [root, *root.children(recursive=True)]
+
+
+def processor_seconds(processes: list[psutil.Process]) -> float:
+    return sum(sum(p.cpu_times()[:2]) for p in processes)
+
+
+def peak_bytes(processes: list[psutil.Process]) -> int:
+    """Of the process with the highest peak, the engine."""
+    peaks = [re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{p.pid}/status").read_text()) for p in processes]
+    return max(int(peak[1]) << 10 for peak in peaks if peak)
 
 
 def weight_bytes(log: str) -> int:
@@ -40,8 +65,7 @@ def weight_bytes(log: str) -> int:
     return int(match.group(1)) << 20 if match else 0
 
 
-def one_start(model: str, flags: list[str], path: Path) -> tuple[float, int]:
-    """Seconds to ready, and bytes beyond the weights after one short request."""
+def one_start(model: str, flags: list[str], path: Path) -> Start:
     port = free_port()
     begun = time.perf_counter()
     with path.open("wb") as log:
@@ -59,10 +83,15 @@ def one_start(model: str, flags: list[str], path: Path) -> tuple[float, int]:
                 time.sleep(0.005)
         ready = time.perf_counter() - begun
         client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 4}).raise_for_status()
-        memory = private_bytes(process.pid) - weight_bytes(path.read_text())
+    processes, weights = family(process.pid), weight_bytes(path.read_text())
+    used = processor_seconds(processes)
+    time.sleep(1)
+    idle = processor_seconds(processes) - used
+    memory = sum(p.memory_full_info().pss for p in processes)
+    start = Start(ready, memory - weights, peak_bytes(processes), weights, idle)
     process.send_signal(signal.SIGTERM)
     process.wait(10)
-    return ready, memory
+    return start
 
 
 def version_seconds() -> float:
@@ -80,10 +109,14 @@ def main() -> None:
     flags = [f for f in flags if f != "--"]
     one_start(args.model, flags, args.log)  # warms the file cache
     runs = [one_start(args.model, flags, args.log) for _ in range(args.runs)]
-    times = sorted(t for t, _ in runs)
+    times = sorted(run.seconds for run in runs)
     median = statistics.median(times)
     print(f"start to ready: median {median:.2f} s of {args.runs} (from {times[0]:.2f} to {times[-1]:.2f})")
-    print(f"memory beyond weights, all processes: {statistics.median(m for _, m in runs) / 2**20:.0f} MiB")
+    beyond = statistics.median(run.beyond_weights for run in runs)
+    print(f"memory beyond weights, all processes: {beyond / 2**20:.0f} MiB")
+    peak, weights = statistics.median(run.peak for run in runs), runs[0].weights
+    print(f"peak of the engine: {peak / 2**20:.0f} MiB, {peak / max(weights, 1):.2f} x weights ({weights >> 20} MiB)")
+    print(f"processor time while idle: {statistics.median(run.idle for run in runs):.1%} of a core")
     print(f"vllm --version: median {statistics.median(version_seconds() for _ in range(args.runs)):.2f} s")
 
 

@@ -1,5 +1,8 @@
 """Environment variables: read when used, checked at start."""
 
+import os
+import re
+
 import pytest
 
 from vllm_clone import envs
@@ -41,14 +44,41 @@ def test_a_statistics_interval_that_makes_no_sense_is_ten_seconds(monkeypatch, t
         ("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "maybe", "must be 1 or 0"),
         ("VLLM_CPU_ISA", "mmx", "must be one of"),
         ("VLLM_LOG_STATS_INTERVAL", "often", "must be a number of seconds"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "all", "must be auto, nobind, or cores such as 0-3 or 0,2-5"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "0:2", "must be auto, nobind, or cores"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "0,", "must be core numbers and ranges such as 0-3,8"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "-3", "must be core numbers and ranges"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "0-3-5", "must be core numbers and ranges"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "1 2", "must be core numbers and ranges"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "0-3|3-1", "the range 3-1 descends"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "0-3,2", "a core is named twice"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "0-99999999999", "no core has the number 99999999999"),
+        ("VLLM_CPU_NUM_OF_RESERVED_CPU", "one", "must be a whole number, at least 0"),
     ],
 )
 def test_a_wrong_text_is_reported_with_name_and_rule(monkeypatch, name, text, rule):
     monkeypatch.setenv(name, text)
     (problem,) = envs.problems()
     assert problem.startswith(f"{name}={text}: {rule}")
-    with pytest.raises(ValueError, match=f"{name}={text}"):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={text}")):
         getattr(envs, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "lists"),
+    [("auto", "auto"), (" NoBind ", "nobind"), ("3", [[3]]), ("0-2, 8", [[0, 1, 2, 8]]), ("4-5|0", [[4, 5], [0]])],
+)
+def test_cores_are_lists_for_ranks_or_a_word(monkeypatch, text, lists):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
+    assert lists == envs.VLLM_CPU_OMP_THREADS_BIND
+
+
+def test_an_engine_gets_no_other_pools_of_threads_unless_they_are_asked_for(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    environment = envs.of_engine()
+    assert (environment["OMP_NUM_THREADS"], environment["OPENBLAS_NUM_THREADS"]) == ("1", "3")
+    assert environment["PATH"] == os.environ["PATH"]
 
 
 def test_names_that_look_like_ours_but_are_not_are_told(monkeypatch):

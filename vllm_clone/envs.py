@@ -5,10 +5,12 @@ unset.
 """
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_LAST_CORE = (1 << 16) - 1
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 
 
@@ -68,6 +70,37 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def core_list(text: str) -> list[int]:
+    """``0-3,8`` → [0, 1, 2, 3, 8]: numbers and ranges that end no lower than they begin, each core once.
+
+    Raises:
+        ValueError: with the rule that the text breaks.
+    """
+    cores: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError("must be core numbers and ranges such as 0-3,8")
+        end = int(last) if dash else int(first)
+        if end < int(first):
+            raise ValueError(f"the range {part.strip()} descends")
+        if end > _LAST_CORE:
+            raise ValueError(f"no core has the number {end}")
+        cores += range(int(first), end + 1)
+    if len(set(cores)) < len(cores):
+        raise ValueError("a core is named twice")
+    return cores
+
+
+def _core_lists(text: str) -> str | list[list[int]]:
+    word = text.strip().lower()
+    if word in ("auto", "nobind"):
+        return word
+    if not re.fullmatch(r"[0-9,|\s-]+", text):
+        raise ValueError("must be auto, nobind, or cores such as 0-3 or 0,2-5, with | between the lists of ranks")
+    return [core_list(part) for part in text.split("|")]
+
+
 VARIABLES: dict[str, Variable] = {
     "VLLM_API_KEY": Variable(str, None, "API key that clients must send when there is no --api-key."),
     "VLLM_CONFIGURE_LOGGING": Variable(_switch, True, "0 leaves the logging module as it is."),
@@ -91,6 +124,15 @@ VARIABLES: dict[str, Variable] = {
         "Force the level of the CPU kernels; amx_emulated is for tests.",
     ),
     "VLLM_CPU_THREADS": Variable(_whole, 0, "Threads of the CPU kernels; 0 = all cores of this process."),
+    "VLLM_CPU_OMP_THREADS_BIND": Variable(
+        _core_lists,
+        "auto",
+        "Cores that the threads of the CPU kernels stay on, such as 0-3 or 0,2; lists for several ranks are separated "
+        "by |. auto, nobind: a thread for each core of this process, moved by the operating system.",
+    ),
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": Variable(
+        _whole, 0, "How many of this process's cores, the last ones, the engine leaves free; with auto only."
+    ),
     "VLLM_ENGINE_HEALTH_TIMEOUT": Variable(
         _seconds, 30.0, "Seconds without a turn of the engine loop until /health says 503."
     ),
@@ -143,6 +185,14 @@ def names_set() -> list[str]:
 def raw(name: str) -> str:
     """A variable's text as it stands in the environment."""
     return os.environ.get(name, "")
+
+
+def of_engine() -> dict[str, str]:
+    """The environment for an engine process: this one's, but no pools of threads beside the kernels' own.
+
+    What is set stays as it is.
+    """
+    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
 
 
 def unknown_names() -> list[str]:

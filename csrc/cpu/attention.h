@@ -1,244 +1,41 @@
-// Attention over a paged cache: an online softmax in base 2 over chunks of keys; one micro-kernel for both products.
+// Attention over a paged cache: an online softmax in base 2 over chunks of keys.
 //
-// A tile is some queries of a request times the query heads of one key head ("rows"), against a range of keys. Per
-// chunk the keys are transposed and the values laid out into scratch memory, which all rows of the tile then share.
+// A tile is some queries of a request times the query heads of one key head ("rows"), against a range of keys. Pages
+// are kept as the products want them (kv_cache.h), so that a tile reads each page once, whatever its rows; a chunk of
+// 8-bit elements is widened first.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "attention_products.h"
 #include "kernels.h"
+#include "kv_cache.h"
 #include "simd.h"
 #include "thread_pool.h"
+#include "with_type.h"
 
 namespace KERNELS::attention {
 
 using namespace simd;
+using kv::kGroup;
 
-constexpr int kTileRows = 48;    // rows that share a pass over the keys
-constexpr int kChunk = 64;       // keys per step of the softmax
-constexpr int kSplitKeys = 256;  // keys of a decoding row that one thread takes
+constexpr int kTileRows = kHasMatrixTiles ? 64 : 48;  // rows that share a pass over the keys
+constexpr int kSplitKeys = 128;                       // keys that one tile takes at least, where there are few queries
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504f;
-#if defined(__AVX512F__)
-constexpr int kStripRows = 6, kStripVectors = 4;  // 24 accumulators of 32 registers
-#else
-constexpr int kStripRows = 4, kStripVectors = 2;  // 8 of 16
-#endif
+constexpr int kVectorRows = 8;  // so few rows are as quick without matrix tiles
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// How products are computed. Elem: what operands are kept as; kDepth: neighbouring terms of a sum that one step takes.
-struct FloatMath {
-  using Elem = float;
-  static constexpr int kDepth = 1;
-  static vf step(vf sum, const float* a, const float* b) { return sum + *a * load(b); }
-};
-#if defined(__AVX512BF16__)
-struct Bf16Math {
-  using Elem = bf16;
-  static constexpr int kDepth = 2;
-  static vf step(vf sum, const bf16* a, const bf16* b) {
-    int32_t pair;
-    std::memcpy(&pair, a, 4);
-    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(b), (__m512bh)_mm512_set1_epi32(pair));
-  }
-};
-template <typename T>
-struct MathOf {
-  using type = FloatMath;
-};
-template <>
-struct MathOf<bf16> {
-  using type = Bf16Math;
-};
-#else
-template <typename T>
-struct MathOf {
-  using type = FloatMath;
-};
-#endif
-
-// Asks for the memory of the keys and values to come, a line of each at a time. Pages lie anywhere, so the hardware
-// cannot foresee them; and only a few requests can be under way at once, so they are spread between the arithmetic.
-template <typename T>
-struct Ahead {
-  const T* rows[kChunk];  // keys
-  int count = 0;
-  int dim;
-  int64_t value_offset;  // elements from a key to its value
-  int row = 0, at = 0;
-
-  void ask() {
-    if (row >= count) return;
-    const T* line = rows[row] + at;
-    __builtin_prefetch(line);
-    __builtin_prefetch(line + value_offset);
-    at += 64 / static_cast<int>(sizeof(T));
-    if (at >= dim) {
-      at = 0;
-      ++row;
-    }
-  }
-};
-
-// c[R rows, V vectors] (+)= a[R, depth] b, with b as [depth / kDepth][b_stride / kDepth columns][kDepth].
-template <typename Math, int R, int V, typename A>
-void strip(A& ahead, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b, int64_t b_stride,
-           int depth, float* c, int64_t c_stride, bool add) {
-  vf sums[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) sums[r][v] = add ? load(c + r * c_stride + v * kLanes) : vf{};
-  for (int d = 0; d < depth; d += Math::kDepth, b += b_stride) {
-    ahead.ask();
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v)
-        sums[r][v] = Math::step(sums[r][v], a + r * a_stride + d, b + v * kLanes * Math::kDepth);
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
-}
-
-template <typename Math, int V, typename A>
-void strip_rows(A& ahead, int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b,
-                int64_t b_stride, int depth, float* c, int64_t c_stride, bool add) {
-  for (; rows >= kStripRows; rows -= kStripRows, a += kStripRows * a_stride, c += kStripRows * c_stride)
-    strip<Math, kStripRows, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-  switch (rows) {
-#if defined(__AVX512F__)
-    case 5: return strip<Math, 5, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 4: return strip<Math, 4, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-#endif
-    case 3: return strip<Math, 3, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 2: return strip<Math, 2, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-    case 1: return strip<Math, 1, V>(ahead, a, a_stride, b, b_stride, depth, c, c_stride, add);
-  }
-}
-
-// The product for any number of columns that is a multiple of kLanes.
-template <typename Math, typename A>
-void product(A& ahead, int rows, const typename Math::Elem* a, int64_t a_stride, const typename Math::Elem* b,
-             int64_t b_stride, int depth, int columns, float* c, int64_t c_stride, bool add) {
-  int column = 0;
-  for (; column + kStripVectors * kLanes <= columns; column += kStripVectors * kLanes)
-    strip_rows<Math, kStripVectors>(ahead, rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column,
-                                    c_stride, add);
-  for (; column < columns; column += kLanes)
-    strip_rows<Math, 1>(ahead, rows, a, a_stride, b + column * Math::kDepth, b_stride, depth, c + column, c_stride,
-                        add);
-}
-
-// Rows of 32-bit items → columns.
-inline void transpose(vf (&r)[kLanes]) {
-#if defined(__AVX512F__)
-  __m512 t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps((__m512)r[i], (__m512)r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps((__m512)r[i], (__m512)r[i + 1]);
-  }
-  __m512 u[16];  // u[4g + c], 128-bit lane L: rows 4g..4g+3 of column 4L + c
-  for (int i = 0; i < 16; i += 4)
-    for (int half = 0; half < 2; ++half) {
-      const __m512d a = _mm512_castps_pd(t[i + half]), b = _mm512_castps_pd(t[i + 2 + half]);
-      u[i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-      u[i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    }
-  for (int c = 0; c < 4; ++c) {
-    const __m512 even0 = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88), odd0 = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
-    const __m512 even1 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
-    const __m512 odd1 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
-    r[c] = (vf)_mm512_shuffle_f32x4(even0, even1, 0x88);
-    r[4 + c] = (vf)_mm512_shuffle_f32x4(odd0, odd1, 0x88);
-    r[8 + c] = (vf)_mm512_shuffle_f32x4(even0, even1, 0xdd);
-    r[12 + c] = (vf)_mm512_shuffle_f32x4(odd0, odd1, 0xdd);
-  }
-#else
-  float items[kLanes][kLanes];
-  std::memcpy(items, r, sizeof items);
-  for (int i = 0; i < kLanes; ++i)
-    for (int j = 0; j < kLanes; ++j) r[j][i] = items[i][j];
-#endif
-}
-
-// kLanes · kDepth elements of a cached row as one vector of operands; what lies beyond the row's end is zero.
-template <typename Math, typename T>
-vf operands(const T* row, int left) {
-  constexpr int wanted = kLanes * Math::kDepth;
-  T padded[wanted] = {};
-  if (left < wanted) {
-    std::memcpy(padded, row, left * sizeof(T));
-    row = padded;
-  }
-  if constexpr (Math::kDepth == 2) {
-    vf raw;
-    std::memcpy(&raw, row, 64);
-    return raw;
-  } else {
-    return load(row);
-  }
-}
-
-// Keys and values of one chunk, as the products want them.
-template <typename Math, typename T>
-struct Chunk {
-  using Elem = typename Math::Elem;
-  int dim, depth, columns;  // head size, rounded up for the sum over it, and for vectors of values
-  Elem* keys;               // [depth / kDepth][kChunk][kDepth]
-  Elem* values;             // [kChunk / kDepth][columns][kDepth]
-  const T* key_rows[kChunk];
-  int count = 0;
-
-  void lay_out_keys(Ahead<T>& ahead) {
-    constexpr int per_vector = kLanes * Math::kDepth;
-    for (int first = 0; first < count; first += kLanes)
-      for (int d = 0; d < depth; d += per_vector) {
-        vf rows[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          rows[i] = operands<Math>(key_rows[std::min(first + i, count - 1)] + d, dim - d);
-          if (i % 4 == 0) ahead.ask();
-        }
-        transpose(rows);
-        for (int i = 0; i < kLanes; ++i)
-          std::memcpy(keys + (d / Math::kDepth + i) * int64_t{kChunk} * Math::kDepth + first * Math::kDepth, &rows[i],
-                      sizeof(vf));
-      }
-  }
-
-  // value_offset: elements from a key to its value.
-  void lay_out_values(Ahead<T>& ahead, int64_t value_offset) {
-    for (int i = 0; i < count; i += Math::kDepth) {
-      const T* row = key_rows[i] + value_offset;
-      Elem* to = values + int64_t{i} * columns;
-      ahead.ask();
-      if constexpr (Math::kDepth == 1) {
-        for (int d = 0; d < columns; d += kLanes) store(to + d, operands<Math>(row + d, dim - d));
-      } else {
-        const T* next = i + 1 < count ? key_rows[i + 1] + value_offset : nullptr;
-        for (int d = 0; d < columns; d += 2 * kLanes)
-          interleave(operands<Math>(row + d, dim - d), next ? operands<Math>(next + d, dim - d) : vf{}, to + 2 * d,
-                     columns - d);
-      }
-    }
-  }
-
-#if defined(__AVX512BF16__)
-  static void interleave(vf a, vf b, bf16* to, int left) {
-    const __m512i x = (__m512i)a, y = (__m512i)b;
-    const __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
-    const __m512i order_low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i order_high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, order_low, high));
-    if (left > kLanes) _mm512_storeu_si512(to + 2 * kLanes, _mm512_permutex2var_epi64(low, order_high, high));
-  }
-#endif
-};
+// ---- tiles -------------------------------------------------------------------------------------
 
 struct Tile {
   int32_t request;
@@ -248,9 +45,11 @@ struct Tile {
   int64_t key_begin, key_end;
   int32_t split;  // which part of the keys, of how many
   int32_t splits;
+  int64_t partials;  // where the first split's result lies among the partial results, in floats
+  int64_t counter;   // which counter tells how many splits are done
 };
 
-// Memory of one thread, kept between calls, handed out in cache lines.
+// Memory kept between calls, handed out in cache lines.
 class Arena {
  public:
   void reserve(size_t bytes) {
@@ -275,147 +74,373 @@ class Arena {
   size_t size_ = 0, used_ = 0;
 };
 
-// Partial results of one split: rows of (acc[columns], top, weight).
-inline int64_t partial_stride(int head_size) { return round_up(head_size, kLanes) + 2; }
+// What all tiles of a call share. Partial results of a split are rows of (acc[columns], top, weight).
+struct Call {
+  const AttentionArgs& args;
+  kv::Layout layout;
+  int group, columns;  // query heads per key head; head size rounded up to vectors
+  float* partials;
+  std::atomic<int32_t>* counters;
 
-template <typename T>
+  explicit Call(const AttentionArgs& a)
+      : args(a),
+        layout(a),
+        group(a.num_heads / a.num_kv_heads),
+        columns(static_cast<int>(round_up(a.head_size, kLanes))) {}
+  int64_t partial_stride() const { return columns + 2; }
+};
+
+// Up to kChunk keys, in groups as they lie in pages.
+struct Chunk {
+  int groups = 0;
+  bool whole;             // every lane of every group is a key of the tile
+  int64_t behind, block;  // position after the last key, and the block it is in
+  int key;                // and where there
+  struct Group {
+    int64_t position;  // of the first lane
+    int begin, end;    // lanes that are keys of the tile
+    int width;         // keys of the group in the page
+    const char *keys, *values;
+    const float *key_scales, *value_scales;
+  } group[kMatrixGroups];
+};
+
+// Keys of a tile from the place where `chunk` ends, in at most so many groups.
+inline void advance(const Call& call, const Tile& tile, int groups, Chunk& chunk) {
+  const AttentionArgs& args = call.args;
+  const kv::Layout& layout = call.layout;
+  const int32_t* table = args.block_table + tile.request * args.table_stride;
+  chunk.whole = true;
+  for (chunk.groups = 0; chunk.groups < groups && chunk.behind < tile.key_end;) {
+    Chunk::Group& group = chunk.group[chunk.groups++];
+    const int first = chunk.key / kGroup * kGroup;
+    group.position = chunk.behind - (chunk.key - first);
+    group.width = layout.width(chunk.key);
+    group.begin = chunk.key - first;
+    group.end = static_cast<int>(std::min<int64_t>(group.width, tile.key_end - group.position));
+    const char* head = static_cast<const char*>(args.cache) + layout.keys_at(table[chunk.block], tile.kv_head);
+    const int64_t at = int64_t{first} * args.head_size * layout.item;
+    group.keys = head + at;
+    group.values = head + layout.half_bytes + at;
+    group.key_scales = reinterpret_cast<const float*>(head + layout.scales_at()) + first;
+    group.value_scales = reinterpret_cast<const float*>(head + layout.half_bytes + layout.scales_at()) + first;
+    chunk.whole = chunk.whole && group.begin == 0 && group.end == kGroup;
+    chunk.behind = group.position + group.end;
+    chunk.key = first + group.end;
+    if (chunk.key == args.block_size) {
+      chunk.key = 0;
+      ++chunk.block;
+    }
+  }
+  chunk.whole = chunk.whole && chunk.groups == groups;
+}
+
+inline void begin(const Call& call, const Tile& tile, int groups, Chunk& chunk) {
+  chunk.behind = tile.key_begin;
+  chunk.block = tile.key_begin / call.args.block_size;
+  chunk.key = static_cast<int>(tile.key_begin % call.args.block_size);
+  advance(call, tile, groups, chunk);
+}
+
+// kMatrix: by matrix tiles.
+template <typename M, bool kMatrix>
 class TilePass {
-  using Math = typename MathOf<T>::type;
-  using Elem = typename Math::Elem;
+  using Left = typename M::Left;
+  using Right = typename M::Right;
+  static constexpr int kGroups = kMatrix ? kMatrixGroups : attention::kGroups, kChunk = kGroups * kGroup;
 
  public:
-  TilePass(const AttentionArgs& args, const Tile& tile)
-      : args_(args),
+  // matrices: what a level has of matrix tiles, ready for this thread.
+  TilePass(const Call& call, const Tile& tile, MatrixTiles& matrices)
+      : call_(call),
+        args_(call.args),
         tile_(tile),
-        group_(args.num_heads / args.num_kv_heads),
-        dim_(args.head_size),
-        depth_(static_cast<int>(round_up(dim_, kLanes * Math::kDepth))),
-        columns_(static_cast<int>(round_up(dim_, kLanes))),
+        group_(call.group),
+        dim_(call.args.head_size),
+        columns_(call.columns),
         rows_(tile.queries * group_),
-        start_(args.query_start[tile.request]),
-        position_(args.seq_lens[tile.request] - (args.query_start[tile.request + 1] - start_) + tile.first_query) {
+        depth_(static_cast<int>(round_up(dim_, kMatrix ? kMatrixInputs : kLanes))),
+        plain_(!call.layout.scaled && args_.softcap == 0.0f && args_.scale > 0.0f),
+        matrices_(matrices),
+        start_(args_.query_start[tile.request]),
+        position_(args_.seq_lens[tile.request] - (args_.query_start[tile.request + 1] - start_) + tile.first_query) {
     thread_local Arena arena;
-    const size_t rows = rows_, line = 64;
-    arena.reserve(rows * (depth_ * sizeof(Elem) + columns_ * 4 + kChunk * (4 + sizeof(Elem)) + 4 + kLanes * 4) +
-                  kChunk * (depth_ + columns_) * sizeof(Elem) + 16 * line);
-    query_ = arena.take<Elem>(rows * depth_);
+    const size_t rows = kMatrix ? round_up(rows_, kMatrixRows) : rows_, line = 64;
+    arena.reserve(rows * (depth_ * sizeof(Left) + columns_ * 4 + kChunk * (4 + sizeof(Left)) + 4 + kLanes * 4) +
+                  (2 * kChunk + 2 * M::kDepth) * std::max(depth_, columns_) * sizeof(Right) + 2 * kChunk * 4 +
+                  16 * line);
+    query_ = arena.take<Left>(rows * depth_);
     acc_ = arena.take<float>(rows * columns_);
     scores_ = arena.take<float>(rows * kChunk);
-    weights_ = arena.take<Elem>(rows * kChunk);
+    weights_ = arena.take<Left>(rows * kChunk);
     top_ = arena.take<float>(rows);
     sums_ = arena.take<float>(rows * kLanes);
-    chunk_.dim = dim_;
-    chunk_.depth = depth_;
-    chunk_.columns = columns_;
-    chunk_.keys = arena.take<Elem>(kChunk * depth_);
-    chunk_.values = arena.take<Elem>(kChunk * columns_);
+    keys_ = arena.take<Right>(kChunk * depth_);
+    values_ = arena.take<Right>(kChunk * columns_);
+    edges_ = arena.take<Right>(2 * M::kDepth * dim_);
+    key_scales_ = arena.take<float>(kChunk);
+    value_scales_ = arena.take<float>(kChunk);
   }
 
-  // following: the tile this thread turns to next, if any. partial: where one of several splits leaves its result.
-  void run(const Tile* following, float* partial) {
-    gather_queries();
+  // following: the tile this thread turns to next, if any.
+  void run(const Tile* following) {
+    with_type(args_.dtype, [&](auto* type) { gather_queries<std::remove_pointer_t<decltype(type)>>(); });
+    if (kMatrix) {
+      std::fill(keys_, keys_ + (depth_ > dim_ ? kChunk * depth_ : 0), Right{});
+      std::fill(values_, values_ + (columns_ > dim_ ? kChunk * columns_ : 0), Right{});
+    }
     std::fill(acc_, acc_ + int64_t{rows_} * columns_, 0.0f);
     std::fill(top_, top_ + rows_, kNegInf);
     std::fill(sums_, sums_ + int64_t{rows_} * kLanes, 0.0f);
-    const int64_t value_offset = int64_t{args_.num_kv_heads} * args_.block_size * dim_;
-    ahead_.dim = dim_;
-    ahead_.value_offset = value_offset;
-    ahead_.count = locate(tile_, tile_.key_begin, ahead_.rows);
-    for (int64_t from = tile_.key_begin; from < tile_.key_end; from += kChunk) {
-      std::swap(chunk_.key_rows, ahead_.rows);
-      chunk_.count = ahead_.count;
-      ahead_.row = 0;
-      ahead_.count = from + kChunk < tile_.key_end ? locate(tile_, from + kChunk, ahead_.rows)
-                     : following                   ? locate(*following, following->key_begin, ahead_.rows)
-                                                   : 0;
-      chunk_.lay_out_keys(ahead_);
-      product<Math>(ahead_, rows_, query_, depth_, chunk_.keys, kChunk * Math::kDepth, depth_,
-                    static_cast<int>(round_up(chunk_.count, kLanes)), scores_, kChunk, false);
-      for (int i = 0; i < rows_; ++i) weigh(i, from);
-      chunk_.lay_out_values(ahead_, value_offset);
-      product<Math>(ahead_, rows_, weights_, kChunk, chunk_.values, columns_ * Math::kDepth,
-                    static_cast<int>(round_up(chunk_.count, Math::kDepth)), columns_, acc_, columns_, true);
-    }
-    for (int i = 0; i < rows_; ++i) {
-      if (tile_.splits > 1) {
-        keep(i, partial + i * partial_stride(dim_));
+    Chunk chunks[2];
+    int current = 0;
+    for (begin(call_, tile_, kGroups, chunks[0]); chunks[current].groups; current ^= 1) {
+      Chunk& next = chunks[current ^ 1];
+      chunk_ = &chunks[current];
+      next.groups = 0;
+      if (chunk_->behind < tile_.key_end) {
+        next.behind = chunk_->behind;
+        next.block = chunk_->block;
+        next.key = chunk_->key;
+        advance(call_, tile_, kGroups, next);
+        look_ahead(next);
+      } else if (following) {
+        Chunk theirs;
+        begin(call_, *following, kGroups, theirs);
+        look_ahead(theirs);
       } else {
-        finish(i);
+        look_ahead(next);
       }
+      const Right* keys[kGroups];
+      lay_out_keys(keys);
+      multiply_keys(keys);
+      if (call_.layout.scaled) lay_out_scales();
+      for (int i = 0; i < rows_; ++i) {
+        weigh(i);
+        if (kMatrix) ask_ahead();
+      }
+      multiply_values();
+    }
+    if (tile_.splits == 1) {
+      with_type(args_.dtype, [&](auto* type) {
+        for (int i = 0; i < rows_; ++i)
+          finish(static_cast<decltype(type)>(args_.out), i, acc_ + int64_t{i} * columns_,
+                 sum(load(sums_ + i * kLanes)));
+      });
+    } else {
+      keep();
     }
   }
 
  private:
-  // Addresses of up to kChunk keys of a tile, from a position on; returns how many.
-  int locate(const Tile& tile, int64_t from, const T** rows) const {
-    const int64_t head_elems = int64_t{args_.block_size} * dim_, page_elems = 2 * args_.num_kv_heads * head_elems;
-    const T* pages = static_cast<const T*>(args_.cache) + tile.kv_head * head_elems;
-    const int32_t* table = args_.block_table + tile.request * args_.table_stride;
-    const int count = static_cast<int>(std::min<int64_t>(kChunk, tile.key_end - from));
-    int64_t block = from / args_.block_size, offset = from % args_.block_size;
-    for (int i = 0; i < count; ++i) {
-      rows[i] = pages + table[block] * page_elems + offset * dim_;
-      if (++offset == args_.block_size) {
-        offset = 0;
-        ++block;
+  void look_ahead(const Chunk& next) {
+    const int64_t bytes = int64_t{kGroup} * dim_ * call_.layout.item;
+    ahead_keys_.at = ahead_values_.at = 0;
+    ahead_keys_.size = ahead_values_.size = next.groups ? bytes : 0;
+    for (int g = 0; next.groups && g < kGroups; ++g) {
+      const Chunk::Group& group = next.group[std::min(g, next.groups - 1)];
+      ahead_keys_.groups[g] = group.keys;
+      ahead_values_.groups[g] = group.values;
+    }
+  }
+
+  // A row's share of what the next chunk needs. Tile loads leave no room for it.
+  void ask_ahead() {
+    for (int64_t asked = 0; asked < ahead_keys_.size; asked += int64_t{64} * rows_) {
+      ahead_keys_.ask();
+      ahead_values_.ask();
+    }
+  }
+
+  template <typename T>
+  void gather_queries() {
+    alignas(64) T head[kv::kMaxHeadSize];
+    for (int row = 0; row < rows_; ++row) {
+      const int64_t token = start_ + tile_.first_query + row / group_;
+      const int64_t at = token * args_.query_stride + (int64_t{tile_.kv_head} * group_ + row % group_) * dim_;
+      std::memcpy(head, static_cast<const T*>(args_.query) + at, dim_ * sizeof(T));
+      if (args_.positions)
+        rope::turn(head, args_.cos_sin + args_.positions[token] * args_.rotary_dim, args_.rotary_dim / 2, args_.neox);
+      Left* to = query_ + int64_t{row} * depth_;
+      int d = 0;
+      for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(head + d));
+      for (; d < dim_; ++d) to[d] = from_float<Left>(to_float(head[d]));
+      if (kMatrix) std::fill(to + dim_, to + depth_, Left{});
+    }
+  }
+
+  // Points at the keys of each group; those that are narrow or of another type are copied into shape first.
+  void lay_out_keys(const Right** keys) {
+    const kv::Layout& layout = call_.layout;
+    const int depth = M::kDepth;
+    for (int g = 0; g < kGroups; ++g) {
+      const Chunk::Group& group = chunk_->group[std::min(g, chunk_->groups - 1)];
+      Right* to = keys_ + int64_t{g} * kGroup * (kMatrix ? depth_ : dim_);
+      keys[g] = to;
+      if (g >= chunk_->groups) {
+        keys[g] = keys[g - 1];
+      } else if (group.width == kGroup && layout.item == sizeof(Right) && !(kMatrix && depth_ > dim_)) {
+        keys[g] = reinterpret_cast<const Right*>(group.keys);
+      } else {
+        const int together = group.width == kGroup ? kGroup * dim_ : group.width * depth;
+        for (int i = 0, row = 0; i < group.width * dim_; i += together, ++row)
+          kv::expand(layout.type, group.keys + int64_t{i} * layout.item, to + row * kGroup * depth, together);
       }
+    }
+  }
+
+  void lay_out_scales() {
+    std::fill(key_scales_, key_scales_ + kChunk, 0.0f);
+    std::fill(value_scales_, value_scales_ + kChunk, 0.0f);
+    for (int g = 0; g < chunk_->groups; ++g) {
+      const Chunk::Group& group = chunk_->group[g];
+      std::copy(group.key_scales + group.begin, group.key_scales + group.end, key_scales_ + g * kGroup + group.begin);
+      std::copy(group.value_scales + group.begin, group.value_scales + group.end,
+                value_scales_ + g * kGroup + group.begin);
+    }
+  }
+
+  // The values of each group as runs. Where only one key of a pair belongs to the tile, the other's values may be
+  // anything, NaN too: such a pair becomes a run of its own with zeros in their place.
+  int lay_out_values(Run<Right>* runs) {
+    const kv::Layout& layout = call_.layout;
+    constexpr int depth = M::kDepth;
+    int count = 0;
+    Right* edge = edges_;
+    for (int g = 0; g < chunk_->groups; ++g) {
+      const Chunk::Group& group = chunk_->group[g];
+      const Right* values = reinterpret_cast<const Right*>(group.values);
+      const int64_t step_elems = int64_t{depth} * dim_;
+      if (layout.item != sizeof(Right)) {
+        Right* to = values_ + int64_t{g} * kGroup * dim_;
+        kv::expand(layout.type, group.values, to, round_up(group.end, depth) * dim_);
+        values = to;
+      }
+      int begin = group.begin, end = group.end;
+      if constexpr (depth == 2) {
+        while (begin % 2 || (end % 2 && begin < end)) {
+          const int odd = begin % 2 ? begin : end - 1, kept = odd % 2;
+          const Right* pairs = values + odd / 2 * step_elems;
+          for (int d = 0; d < dim_; ++d) {
+            edge[2 * d + kept] = pairs[2 * d + kept];
+            edge[2 * d + 1 - kept] = Right{0};
+          }
+          runs[count++] = {edge, g * kGroup + odd / 2 * 2, 1};
+          edge += step_elems;
+          if (begin % 2) {
+            ++begin;
+          } else {
+            --end;
+          }
+        }
+      }
+      if (begin < end) runs[count++] = {values + begin / depth * step_elems, g * kGroup + begin, (end - begin) / depth};
     }
     return count;
   }
 
-  void gather_queries() {
-    const T* token = static_cast<const T*>(args_.query) + (start_ + tile_.first_query) * args_.query_stride +
-                     int64_t{tile_.kv_head} * group_ * dim_;
-    for (int i = 0; i < tile_.queries; ++i, token += args_.query_stride)
-      for (int g = 0; g < group_; ++g) {
-        Elem* to = query_ + (i * group_ + g) * int64_t{depth_};
-        for (int d = 0; d < depth_; d += kLanes * Math::kDepth) {
-          const vf part = operands<Math>(token + g * dim_ + d, dim_ - d);
-          std::memcpy(to + d, &part, sizeof part);
+  void multiply_keys(const Right* const* keys) {
+    const Rows<Left> queries{query_, depth_, rows_};
+    if constexpr (kMatrix) {
+      attention::multiply_keys(matrices_, queries, keys, chunk_->groups, depth_, scores_);
+    } else {
+      attention::multiply_keys<M>(ahead_keys_, queries, keys, dim_, scores_);
+    }
+  }
+
+  void multiply_values() {
+    const Rows<Left> weights{weights_, kChunk, rows_};
+    if constexpr (kMatrix) {
+      copy_values();
+      attention::multiply_values(matrices_, weights, values_, chunk_->groups, columns_, acc_);
+    } else {
+      Run<Right> runs[2 * kGroups];
+      const int num_runs = lay_out_values(runs);
+      attention::multiply_values<M>(ahead_values_, weights, runs, num_runs, dim_, acc_, columns_);
+    }
+  }
+
+  // The values of the chunk in one piece for matrix tiles, [kChunk / 2][columns][2], zero where no key of the tile is.
+  void copy_values() {
+    for (int g = 0; g < kGroups; ++g) {
+      const Chunk::Group& group = chunk_->group[g];
+      const bool used = g < chunk_->groups;
+      Right* to = values_ + int64_t{g} * kGroup * columns_;
+      for (int pair = 0; pair < kGroup / 2; ++pair, to += 2 * columns_) {
+        const bool first = used && 2 * pair >= group.begin && 2 * pair < group.end;
+        const bool second = used && 2 * pair + 1 >= group.begin && 2 * pair + 1 < group.end;
+        if (first || second) {
+          const int64_t at = int64_t{pair} * 2 * dim_ * call_.layout.item;
+          const char* from = group.values + at;
+          if (call_.layout.item == sizeof(Right) && dim_ == columns_) {
+            for (int d = 0; d < 2 * dim_; d += 2 * kLanes) std::memcpy(to + d, from + 2 * d, 4 * kLanes);
+          } else {
+            kv::expand(call_.layout.type, from, to, 2 * dim_);
+          }
+          if (first && second) continue;
+          for (int d = 0; d < dim_; ++d) to[2 * d + first] = Right{};
+        } else {
+          std::fill(to, to + 2 * dim_, Right{});
         }
       }
+    }
   }
 
   // Turns a row's scores into weights against its running maximum and rescales what was summed before.
-  void weigh(int row, int64_t from) {
-    const int64_t newest = position_ + row / group_ - from;
+  void weigh(int row) {
+    const int64_t newest = position_ + row / group_;
     const int64_t oldest = args_.sliding_window ? newest - args_.sliding_window + 1 : 0;
-    const int count = chunk_.count;
-    const bool whole = count == kChunk && newest >= kChunk - 1 && oldest <= 0;
-    float* scores = scores_ + row * kChunk;
-    vf s[kChunk / kLanes];
+    const bool whole = chunk_->whole && newest >= chunk_->group[kGroups - 1].position + kGroup - 1 &&
+                       oldest <= chunk_->group[0].position;
+    constexpr int vectors = kChunk / kLanes, per_group = kGroup / kLanes;
+    vf s[vectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) s[v] = load(scores_ + row * kChunk + v * kLanes);
+    const float factor = plain_ ? args_.scale * kLog2e : 1.0f;  // makes scores exponents of 2
+    if (!plain_)
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) s[v] = exponent(s[v], v);
+    if (!whole)
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v)
+        s[v] = select(seen(v / per_group, v % per_group * kLanes, oldest, newest), s[v], splat(kNegInf));
     vf best_lanes = splat(kNegInf);
-    for (int v = 0; v < kChunk / kLanes; ++v) {
-      if (v * kLanes >= count) {
-        s[v] = splat(kNegInf);
-        continue;
-      }
-      s[v] = load(scores + v * kLanes);
-      if (args_.softcap != 0.0f) {
-        s[v] = tanh(s[v] * (args_.scale / args_.softcap)) * (args_.softcap * kLog2e);
-      } else {
-        s[v] *= args_.scale * kLog2e;
-      }
-      if (!whole) {
-        vi key;
-        for (int i = 0; i < kLanes; ++i) key[i] = v * kLanes + i;
-        const int last = static_cast<int>(std::min<int64_t>(newest, count - 1));
-        const int first = static_cast<int>(std::clamp<int64_t>(oldest, 0, kChunk));
-        s[v] = select((key <= last) & (key >= first), s[v], splat(kNegInf));
-      }
-      best_lanes = max(s[v], best_lanes);
-    }
-    const float best = std::max(top_[row], max(best_lanes));
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) best_lanes = max(s[v], best_lanes);
+    const float best = std::max(top_[row], max(best_lanes) * factor);
     if (best > top_[row]) rescale(row, best);
     // Nothing to see here, or nothing but NaN, which must come out as NaN: any finite base will do.
     const float base = best == kNegInf ? 0.0f : best;
     vf sum = load(sums_ + row * kLanes);
-    for (int v = 0; v < kChunk / kLanes; ++v) {
-      s[v] = exp2_nonpositive(s[v] - base);
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
+      s[v] = exp2_nonpositive(s[v] * factor - base);
       sum += s[v];
-      store(weights_ + row * kChunk + v * kLanes, s[v]);
     }
     store(sums_ + row * kLanes, sum);
+    if (call_.layout.scaled)
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) s[v] *= load(value_scales_ + v * kLanes);
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) store(weights_ + row * kChunk + v * kLanes, s[v]);
+  }
+
+  // Scores of which more is to be done than a multiplication, as exponents of 2.
+  vf exponent(vf scores, int v) const {
+    if (call_.layout.scaled) scores *= load(key_scales_ + v * kLanes);
+    if (args_.softcap == 0.0f) return scores * (args_.scale * kLog2e);
+    return tanh(scores * (args_.scale / args_.softcap)) * (args_.softcap * kLog2e);
+  }
+
+  // Which of the lanes from `lane` on are keys between two positions.
+  vi seen(int g, int lane, int64_t oldest, int64_t newest) const {
+    if (g >= chunk_->groups) return vi{};
+    const Chunk::Group& group = chunk_->group[g];
+    const int begin = static_cast<int>(std::clamp<int64_t>(oldest - group.position, group.begin, kGroup));
+    const int end = static_cast<int>(std::clamp<int64_t>(newest - group.position + 1, 0, group.end));
+    vi lanes;
+    for (int i = 0; i < kLanes; ++i) lanes[i] = lane + i;
+    return (lanes >= begin) & (lanes < end);
   }
 
   void rescale(int row, float best) {
@@ -428,110 +453,187 @@ class TilePass {
     top_[row] = best;
   }
 
-  void keep(int row, float* partial) const {
-    std::copy(acc_ + int64_t{row} * columns_, acc_ + int64_t{row + 1} * columns_, partial);
-    partial[columns_] = top_[row];
-    partial[columns_ + 1] = sum(load(sums_ + row * kLanes));
+  // Leaves a split's result; who finishes last joins all of them, in their order.
+  void keep() {
+    const int64_t stride = call_.partial_stride(), per_split = rows_ * stride;
+    float* partials = call_.partials + tile_.partials;
+    for (int row = 0; row < rows_; ++row) {
+      float* partial = partials + tile_.split * per_split + row * stride;
+      std::copy(acc_ + int64_t{row} * columns_, acc_ + int64_t{row + 1} * columns_, partial);
+      partial[columns_] = top_[row];
+      partial[columns_ + 1] = sum(load(sums_ + row * kLanes));
+    }
+    if (call_.counters[tile_.counter].fetch_add(1, std::memory_order_acq_rel) + 1 < tile_.splits) return;
+    for (int row = 0; row < rows_; ++row) {
+      const float* part = partials + row * stride;
+      float best = kNegInf, total = 0;
+      for (int s = 0; s < tile_.splits; ++s) best = std::max(best, part[s * per_split + columns_]);
+      float* acc = acc_ + int64_t{row} * columns_;
+      std::fill(acc, acc + columns_, 0.0f);
+      for (int s = 0; s < tile_.splits; ++s) {
+        const float* p = part + s * per_split;
+        const float factor = best == kNegInf ? 1.0f : exp2_nonpositive(splat(p[columns_] - best))[0];
+        total += p[columns_ + 1] * factor;
+        for (int d = 0; d < columns_; d += kLanes) store(acc + d, load(acc + d) + load(p + d) * factor);
+      }
+      with_type(args_.dtype, [&](auto* type) { finish(static_cast<decltype(type)>(args_.out), row, acc, total); });
+    }
   }
 
-  void finish(int row) const {
+  template <typename T>
+  void finish(T* out, int row, const float* acc, float weight) const {
     const int64_t token = start_ + tile_.first_query + row / group_;
-    T* to = static_cast<T*>(args_.out) + (token * args_.num_heads + tile_.kv_head * group_ + row % group_) * dim_;
-    const float weight = sum(load(sums_ + row * kLanes)), inverse = weight > 0 ? 1.0f / weight : 0.0f;
-    const float* acc = acc_ + int64_t{row} * columns_;
+    T* to = out + (token * args_.num_heads + tile_.kv_head * group_ + row % group_) * dim_;
+    const float inverse = weight > 0 ? 1.0f / weight : 0.0f;
     int d = 0;
     for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(acc + d) * inverse);
     for (; d < dim_; ++d) to[d] = from_float<T>(acc[d] * inverse);
   }
 
+  const Call& call_;
   const AttentionArgs& args_;
   const Tile& tile_;
-  const int group_, dim_, depth_, columns_, rows_;
+  const int group_, dim_, columns_, rows_;
+  const int depth_;   // head size as the products take it
+  const bool plain_;  // scores take nothing but a positive factor
+  MatrixTiles& matrices_;
   const int64_t start_;     // the request's first query
   const int64_t position_;  // of the tile's first query in its sequence
-  Elem* query_;             // [rows, depth]
+  Left* query_;             // [rows, depth]
   float* acc_;              // [rows, columns]
   float* scores_;           // [rows, kChunk]
-  Elem* weights_;           // [rows, kChunk]
+  Left* weights_;           // [rows, kChunk]
   float* top_;              // [rows], in base 2
   float* sums_;             // [rows, kLanes]
-  Chunk<Math, T> chunk_;
-  Ahead<T> ahead_;
+  Right *keys_, *values_;   // of the chunk, where pages cannot be used as they are
+  Right* edges_;            // [2][dim][kDepth]
+  float *key_scales_, *value_scales_;
+  const Chunk* chunk_;
+  AheadOf<kGroups> ahead_keys_, ahead_values_;
 };
 
-// Joins the splits of one decode tile (one query).
-template <typename T>
-void merge(const AttentionArgs& args, const Tile& tile, const float* partials) {
-  const int group = args.num_heads / args.num_kv_heads, dim = args.head_size;
-  const int columns = static_cast<int>(round_up(dim, kLanes));
-  const int64_t stride = partial_stride(dim), per_split = group * stride;
-  const int64_t token = args.query_start[tile.request] + tile.first_query;
-  std::vector<float> out(columns);
-  for (int g = 0; g < group; ++g) {
-    const float* part = partials + g * stride;
-    float best = kNegInf, total = 0;
-    for (int s = 0; s < tile.splits; ++s) best = std::max(best, part[s * per_split + columns]);
-    std::fill(out.begin(), out.end(), 0.0f);
-    for (int s = 0; s < tile.splits; ++s) {
-      const float* p = part + s * per_split;
-      const float factor = best == kNegInf ? 1.0f : exp2_nonpositive(splat(p[columns] - best))[0];
-      total += p[columns + 1] * factor;
-      for (int d = 0; d < columns; d += kLanes) store(&out[d], load(&out[d]) + load(p + d) * factor);
-    }
-    const float inverse = total > 0 ? 1.0f / total : 0.0f;
-    T* to = static_cast<T*>(args.out) + (token * args.num_heads + tile.kv_head * group + g) * dim;
-    for (int d = 0; d < dim; ++d) to[d] = from_float<T>(out[d] * inverse);
-  }
-}
+// ---- a call ------------------------------------------------------------------------------------
 
 // How a row's keys are split depends on the row alone, so that its result changes neither with the number of threads
-// nor with the other rows of the batch.
-inline std::vector<Tile> plan(const AttentionArgs& args) {
-  std::vector<Tile> tiles;
-  const int queries_per_tile = std::max(1, kTileRows / (args.num_heads / args.num_kv_heads));
+// nor with the other rows of the batch. The longest tiles of a request come first.
+inline void plan(const AttentionArgs& args, int64_t per_row, std::vector<Tile>& tiles, int64_t& floats,
+                 int64_t& counters) {
+  tiles.clear();
+  floats = counters = 0;
+  const int group = args.num_heads / args.num_kv_heads, queries_per_tile = std::max(1, kTileRows / group);
   for (int32_t r = 0; r < args.num_requests; ++r) {
     const int64_t count = args.query_start[r + 1] - args.query_start[r], offset = args.seq_lens[r] - count;
-    for (int32_t h = 0; h < args.num_kv_heads; ++h) {
-      for (int64_t first = 0; first < count; first += queries_per_tile) {
-        const int32_t queries = static_cast<int32_t>(std::min<int64_t>(queries_per_tile, count - first));
-        const int64_t end = offset + first + queries;
-        const int64_t begin = args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
-        const int64_t splits = count == 1 ? std::max<int64_t>(1, (end - begin) / kSplitKeys) : 1;
-        const int64_t chunks = (end - begin + kChunk - 1) / kChunk;
-        for (int64_t s = 0; s < splits; ++s) {
-          const int64_t from = begin + chunks * s / splits * kChunk;
-          const int64_t to = s + 1 == splits ? end : begin + chunks * (s + 1) / splits * kChunk;
-          tiles.push_back({r, h, first, queries, from, to, static_cast<int32_t>(s), static_cast<int32_t>(splits)});
-        }
+    for (int64_t left = count; left > 0;) {
+      const int64_t first = (left - 1) / queries_per_tile * queries_per_tile;
+      const int32_t queries = static_cast<int32_t>(left - first);
+      left = first;
+      const int64_t end = offset + first + queries;
+      const int64_t begin = args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
+      const int64_t base = begin / kGroup * kGroup, groups = (end - base + kGroup - 1) / kGroup;
+      // More rows are more to join, so their splits are longer.
+      const int64_t split_keys = kSplitKeys * (1 + queries * group / 16);
+      const int64_t splits = count <= queries_per_tile ? std::max<int64_t>(1, groups * kGroup / split_keys) : 1;
+      // Heads of the same keys follow each other: what the hardware read beyond one head's is the next one's.
+      for (int64_t s = 0; s < splits; ++s)
+        for (int32_t h = 0; h < args.num_kv_heads; ++h)
+          tiles.push_back({r, h, first, queries, s ? base + groups * s / splits * kGroup : begin,
+                           s + 1 < splits ? base + groups * (s + 1) / splits * kGroup : end, static_cast<int32_t>(s),
+                           static_cast<int32_t>(splits), floats + h * splits * queries * group * per_row,
+                           counters + h});
+      if (splits > 1) {
+        floats += args.num_kv_heads * splits * queries * group * per_row;
+        counters += args.num_kv_heads;
       }
     }
   }
-  return tiles;
 }
 
-template <typename T>
-void run(const AttentionArgs& args) {
-  const std::vector<Tile> tiles = plan(args);
-  const int64_t count = static_cast<int64_t>(tiles.size());
-  const int64_t per_split = args.num_heads / args.num_kv_heads * partial_stride(args.head_size);
-  std::vector<int64_t> place(count);
-  int64_t used = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    place[i] = used;
-    if (tiles[i].splits > 1) used += per_split;
+// Tells threads what to do next: first the writing of new tokens, then the tiles, which begin when all is written.
+class Queue {
+ public:
+  Queue(const Call& call, const std::vector<Tile>& tiles) : call_(call), tiles_(tiles) {
+    const AttentionArgs& args = call.args;
+    items_ = args.new_tokens * args.num_kv_heads;
+    per_write_ = 1 + 2048 / args.head_size;
+    writes_ = (items_ + per_write_ - 1) / per_write_;
   }
-  std::vector<float> partials(used);
-  // Interleave: neighbouring tiles cost alike, so giving lane t the tiles t, t + lanes, … balances the load.
-  const int64_t lanes = std::min<int64_t>(count, 4 * num_threads());
-  parallel_for(lanes, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t i = t; i < count; i += lanes) {
-        const Tile* following = i + lanes < count ? &tiles[i + lanes] : nullptr;
-        TilePass<T>(args, tiles[i]).run(following, partials.data() + place[i]);
-      }
+
+  template <typename M>
+  void drain() {
+    int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+    for (; i < writes_; i = next_.fetch_add(1, std::memory_order_relaxed)) {
+      write(i);
+      written_.fetch_add(1, std::memory_order_release);
+    }
+    for (int spins = 0; written_.load(std::memory_order_acquire) < writes_; ++spins)
+      if (spins > 1000) std::this_thread::yield();
+    // Each thread takes its next tile before it begins one, to ask for its memory in time.
+    const Tile* tile = at(i - writes_);
+    MatrixTiles matrices;
+    while (tile) {
+      const Tile* following = at(next_.fetch_add(1, std::memory_order_relaxed) - writes_);
+      run<M>(*tile, following, matrices);
+      tile = following;
+    }
+  }
+
+ private:
+  template <typename M>
+  void run(const Tile& tile, const Tile* following, MatrixTiles& matrices) const {
+    if constexpr (kHasMatrixTiles && std::is_same_v<typename M::Left, bf16>)
+      if (tile.queries * call_.group > kVectorRows) return TilePass<M, true>(call_, tile, matrices).run(following);
+    TilePass<M, false>(call_, tile, matrices).run(following);
+  }
+
+  const Tile* at(int64_t i) const { return i < static_cast<int64_t>(tiles_.size()) ? &tiles_[i] : nullptr; }
+
+  void write(int64_t part) const {
+    const AttentionArgs& args = call_.args;
+    with_type(args.dtype, [&](auto* type) {
+      for (int64_t i = part * per_write_; i < std::min(items_, (part + 1) * per_write_); ++i)
+        kv::write<std::remove_pointer_t<decltype(type)>>(args, call_.layout, i / args.num_kv_heads,
+                                                         static_cast<int>(i % args.num_kv_heads));
+    });
+  }
+
+  const Call& call_;
+  const std::vector<Tile>& tiles_;
+  int64_t items_, per_write_, writes_;
+  std::atomic<int64_t> next_{0}, written_{0};
+};
+
+template <typename M>
+void run_as(const AttentionArgs& args) {
+  Call call(args);
+  thread_local std::vector<Tile> tiles;
+  thread_local Arena arena;
+  int64_t floats, counters;
+  plan(args, call.partial_stride(), tiles, floats, counters);
+  arena.reserve(floats * 4 + counters * sizeof(std::atomic<int32_t>) + 128);
+  call.partials = arena.take<float>(floats);
+  call.counters = arena.take<std::atomic<int32_t>>(counters);
+  for (int64_t i = 0; i < counters; ++i) new (&call.counters[i]) std::atomic<int32_t>(0);
+  int64_t work = 2 * args.new_tokens * args.num_kv_heads;
+  for (const Tile& tile : tiles) work += (tile.key_end - tile.key_begin) * tile.queries * call.group;
+  Queue queue(call, tiles);
+  const int64_t threads = work * args.head_size < 32768 ? 1 : num_threads();
+  parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) queue.drain<M>();
   });
-  for (int64_t i = 0; i < count; ++i)
-    if (tiles[i].splits > 1 && tiles[i].split == 0) merge<T>(args, tiles[i], partials.data() + place[i]);
+}
+
+inline void run(const AttentionArgs& args) {
+  switch (args.kv_type) {
+    case KVType::f32:
+      return run_as<Math<float, float>>(args);
+    case KVType::f16:
+      return run_as<Math<float, fp16>>(args);
+    default:
+#if defined(__AVX512BF16__)
+      if (args.dtype == DType::bf16) return run_as<Math<bf16, bf16>>(args);
+#endif
+      return run_as<Math<float, bf16>>(args);
+  }
 }
 
 }  // namespace KERNELS::attention

@@ -44,6 +44,7 @@ NB_MODULE(_C, m) {
       .def("run", &Tape::run, nb::arg("tokens"), nb::arg("requests"), Release())
       .def("__len__", &Tape::length);
   m.def("set_num_threads", &set_num_threads, Release());
+  m.def("set_thread_cores", &set_thread_cores, Release());
   m.def("num_threads", &num_threads);
 
   m.def(
@@ -89,28 +90,6 @@ NB_MODULE(_C, m) {
       [](int dtype, uintptr_t x, uintptr_t y, int64_t rows, int64_t dim, float a, float b) {
         call(Axis::tokens, rows,
              [=](int64_t rows) { table().scale_add(DType(dtype), at<void>(x), at<void>(y), rows, dim, a, b); });
-      },
-      Release());
-  m.def(
-      "write_cache",
-      [](int dtype, uintptr_t cache, uintptr_t key, uintptr_t value, uintptr_t slots, int64_t tokens,
-         int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size) {
-        call(Axis::tokens, tokens, [=](int64_t tokens) {
-          table().write_cache(DType(dtype), at<void>(cache), at<void>(key), at<void>(value), at<int64_t>(slots), tokens,
-                              key_stride, value_stride, num_kv_heads, head_size, block_size);
-        });
-      },
-      Release());
-  m.def(
-      "attention",
-      [](int dtype, uintptr_t out, uintptr_t query, uintptr_t cache, uintptr_t block_table, uintptr_t query_start,
-         uintptr_t seq_lens, int64_t num_requests, int64_t table_stride, int64_t query_stride, int num_heads,
-         int num_kv_heads, int head_size, int block_size, int sliding_window, float scale, float softcap) {
-        call(Axis::requests, num_requests, [=](int64_t num_requests) {
-          table().attention({DType(dtype), at<void>(out), at<void>(query), at<void>(cache), at<int32_t>(block_table),
-                             at<int32_t>(query_start), at<int32_t>(seq_lens), num_requests, table_stride, query_stride,
-                             num_heads, num_kv_heads, head_size, block_size, sliding_window, scale, softcap});
-        });
       },
       Release());
   m.def(
@@ -173,11 +152,88 @@ NB_MODULE(_C, m) {
       },
       Release());
   m.def(
+      "write_cache",
+      [](int dtype, int kv_type, bool scaled, uintptr_t cache, uintptr_t key, uintptr_t value, uintptr_t slots,
+         int64_t tokens, int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size) {
+        call(Axis::tokens, tokens, [=](int64_t tokens) {
+          AttentionArgs args{};
+          args.dtype = DType(dtype);
+          args.kv_type = KVType(kv_type);
+          args.scaled = scaled;
+          args.cache = at<void>(cache);
+          args.num_heads = args.num_kv_heads = num_kv_heads;
+          args.head_size = head_size;
+          args.block_size = block_size;
+          args.key = at<void>(key);
+          args.value = at<void>(value);
+          args.slots = at<int64_t>(slots);
+          args.new_tokens = tokens;
+          args.key_stride = key_stride;
+          args.value_stride = value_stride;
+          table().attention(args);
+        });
+      },
+      Release());
+  m.def(
+      "attention",
+      [](int dtype, int kv_type, bool scaled, uintptr_t out, uintptr_t query, uintptr_t cache, uintptr_t block_table,
+         uintptr_t query_start, uintptr_t seq_lens, int64_t num_requests, int64_t table_stride, int64_t query_stride,
+         int num_heads, int num_kv_heads, int head_size, int block_size, int sliding_window, float scale, float softcap,
+         uintptr_t key, uintptr_t value, uintptr_t slots, int64_t key_stride, int64_t value_stride,
+         uintptr_t positions, uintptr_t cos_sin, int rotary_dim, bool neox) {
+        call(Axis::requests, num_requests, [=](int64_t num_requests) {
+          const int32_t* starts = at<int32_t>(query_start);
+          table().attention({DType(dtype), KVType(kv_type), scaled, at<void>(out), at<void>(query), at<void>(cache),
+                             at<int32_t>(block_table), starts, at<int32_t>(seq_lens), num_requests, table_stride,
+                             query_stride, num_heads, num_kv_heads, head_size, block_size, sliding_window, scale,
+                             softcap, at<void>(key), at<void>(value), at<int64_t>(slots),
+                             key ? starts[num_requests] : 0, key_stride, value_stride, at<int64_t>(positions),
+                             at<float>(cos_sin), rotary_dim, neox});
+        });
+      },
+      Release());
+  m.def(
       "gguf_inputs",
       [](int dtype, uintptr_t inputs, uintptr_t x, int64_t rows, int64_t k, int64_t x_stride) {
         call(Axis::tokens, rows, [=](int64_t rows) {
           table().gguf_inputs(DType(dtype), at<void>(inputs), at<void>(x), rows, k, x_stride);
         });
+      },
+      Release());
+  m.def(
+      "sample_tokens",
+      [](uintptr_t token_ids, uintptr_t logits, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p,
+         uintptr_t min_p, uintptr_t seeds, uintptr_t positions, int64_t rows, int64_t vocab, int64_t row_stride,
+         bool keep) {
+        table().sample_tokens({at<int64_t>(token_ids), at<float>(logits), at<float>(temperature), at<int64_t>(top_k),
+                               at<float>(top_p), at<float>(min_p), at<uint64_t>(seeds), at<int64_t>(positions), rows,
+                               vocab, row_stride, keep});
+      },
+      Release());
+  m.def(
+      "score_tokens",
+      [](uintptr_t logits, uintptr_t rows, uintptr_t tokens, uintptr_t starts, uintptr_t chosen, uintptr_t ids,
+         uintptr_t scores, uintptr_t ranks, int64_t count, int64_t vocab, int64_t row_stride, bool logprobs) {
+        return table().score_tokens({at<float>(logits), at<int64_t>(rows), at<int64_t>(tokens), at<int64_t>(starts),
+                                     at<bool>(chosen), at<int64_t>(ids), at<float>(scores), at<int64_t>(ranks), count,
+                                     vocab, row_stride, logprobs});
+      },
+      Release());
+  m.def(
+      "edit_logits",
+      [](int kind, uintptr_t logits, uintptr_t rows, uintptr_t starts, uintptr_t ids, uintptr_t values,
+         uintptr_t occurrences, int64_t count, int64_t vocab, int64_t row_stride) {
+        return table().edit_logits({Edit(kind), at<float>(logits), at<int64_t>(rows), at<int64_t>(starts),
+                                    at<int64_t>(ids), at<float>(values), at<int32_t>(occurrences), count, vocab,
+                                    row_stride});
+      },
+      Release());
+  m.def(
+      "apply_bitmask",
+      [](uintptr_t logits, uintptr_t rows, uintptr_t words, int64_t count, int64_t vocab, int64_t row_stride,
+         int64_t word_stride) {
+        table().apply_bitmask(at<float>(logits), at<int64_t>(rows), at<int32_t>(words), count, vocab, row_stride,
+                              word_stride);
       },
       Release());
 }

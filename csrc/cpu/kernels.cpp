@@ -9,22 +9,15 @@
 #include "dequantize.h"
 #include "gguf_linear.h"
 #include "linear.h"
+#include "rope.h"
+#include "sampling.h"
 #include "simd.h"
 #include "thread_pool.h"
+#include "with_type.h"
 
 namespace KERNELS {
 
 using namespace simd;
-
-// Calls f with a null pointer of the element type.
-template <typename F>
-void with_type(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::f32: return f(static_cast<float*>(nullptr));
-    case DType::bf16: return f(static_cast<bf16*>(nullptr));
-    case DType::f16: return f(static_cast<fp16*>(nullptr));
-  }
-}
 
 // ---- norms -------------------------------------------------------------------------------------
 
@@ -113,36 +106,17 @@ void layer_norm(DType dtype, void* out, const void* x, const void* weight, const
   });
 }
 
-// ---- rotary, activations, cache write ----------------------------------------------------------
+// ---- rotary, activations ----------------------------------------------------------
 
 void rotary(DType dtype, void* x, const int64_t* positions, const float* cos_sin, int64_t rows, int64_t heads,
             int64_t row_stride, int head_size, int rotary_dim, bool neox) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const int half = rotary_dim / 2;
     parallel_for(rows, 1 + 16384 / (heads * head_size), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* cosine = cos_sin + positions[r] * rotary_dim;
-        const float* sine = cosine + half;
-        for (int64_t h = 0; h < heads; ++h) {
-          T* head = static_cast<T*>(x) + r * row_stride + h * head_size;
-          int i = 0;
-          if (neox) {
-            for (; i + kLanes <= half; i += kLanes) {
-              const vf a = load(head + i), b = load(head + half + i), c = load(cosine + i), s = load(sine + i);
-              store(head + i, a * c - b * s);
-              store(head + half + i, b * c + a * s);
-            }
-          }
-          for (; i < half; ++i) {
-            T& first = neox ? head[i] : head[2 * i];
-            T& second = neox ? head[half + i] : head[2 * i + 1];
-            const float a = to_float(first), b = to_float(second);
-            first = from_float<T>(a * cosine[i] - b * sine[i]);
-            second = from_float<T>(b * cosine[i] + a * sine[i]);
-          }
-        }
-      }
+      for (int64_t r = begin; r < end; ++r)
+        for (int64_t h = 0; h < heads; ++h)
+          rope::turn(static_cast<T*>(x) + r * row_stride + h * head_size, cos_sin + positions[r] * rotary_dim,
+                     rotary_dim / 2, neox);
     });
   });
 }
@@ -187,30 +161,9 @@ void scale_add(DType dtype, void* x, const void* y, int64_t rows, int64_t dim, f
   });
 }
 
-void write_cache(DType dtype, void* cache, const void* key, const void* value, const int64_t* slots, int64_t tokens,
-                 int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size) {
-  const int64_t item = dtype == DType::f32 ? 4 : 2;
-  const int64_t head_bytes = head_size * item, half_page = int64_t{num_kv_heads} * block_size * head_bytes;
-  parallel_for(tokens, 1 + 65536 / (num_kv_heads * head_bytes), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      if (slots[t] < 0) continue;
-      char* page = static_cast<char*>(cache) + slots[t] / block_size * 2 * half_page;
-      const int64_t place = slots[t] % block_size * head_bytes;
-      for (int64_t h = 0; h < num_kv_heads; ++h) {
-        char* to = page + h * block_size * head_bytes + place;
-        std::memcpy(to, static_cast<const char*>(key) + (t * key_stride + h * head_size) * item, head_bytes);
-        std::memcpy(to + half_page, static_cast<const char*>(value) + (t * value_stride + h * head_size) * item,
-                    head_bytes);
-      }
-    }
-  });
-}
-
 // ---- paged attention ---------------------------------------------------------------------------
 
-void paged_attention(const AttentionArgs& args) {
-  with_type(args.dtype, [&](auto* type) { attention::run<std::remove_pointer_t<decltype(type)>>(args); });
-}
+void paged_attention(const AttentionArgs& args) { attention::run(args); }
 
 // ---- linear layers -----------------------------------------------------------------------------
 
@@ -331,9 +284,9 @@ void gguf_linear(int ggml_type, DType bias_dtype, DType out_dtype, void* out, co
 
 extern const KernelTable table;
 const KernelTable table = {
-    rms_norm,    layer_norm,  rotary,         activation, scale_add,         write_cache, paged_attention,
-    pack_linear, linear_rows, linear_product, dequantize, gguf_packed_bytes, pack_gguf,   gguf_rows,
-    gguf_linear, gguf_inputs,
+    rms_norm,    layer_norm,     rotary,     activation,        scale_add, paged_attention, pack_linear,
+    linear_rows, linear_product, dequantize, gguf_packed_bytes, pack_gguf, gguf_rows,       gguf_linear,
+    gguf_inputs, sample_tokens,  score_tokens, edit_logits,       apply_bitmask,
 };
 
 }  // namespace KERNELS

@@ -5,17 +5,31 @@
 
 enum class DType : int { f32 = 0, bf16 = 1, f16 = 2 };
 
+// What a cached element is; the first three as DType.
+enum class KVType : int { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, e5m2 = 4, i8 = 5 };
+
 struct AttentionArgs {
-  DType dtype;
-  void* out;                   // [T, Hq, D]
+  DType dtype;  // of queries, new keys and values, and the output
+  KVType kv_type;
+  bool scaled;  // a float per token and head is kept with the keys, and one with the values
+  void* out;    // [T, Hq, D]
   const void* query;           // [T, Hq, D], rows query_stride elements apart
-  const void* cache;           // [blocks, 2, Hkv, block_size, D]
+  void* cache;                 // [blocks] pages, see kv_cache.h
   const int32_t* block_table;  // [R, table_stride]
   const int32_t* query_start;  // [R + 1]
   const int32_t* seq_lens;     // [R]
   int64_t num_requests, table_stride, query_stride;
   int num_heads, num_kv_heads, head_size, block_size, sliding_window;
   float scale, softcap;
+  // Keys and values [new_tokens, Hkv, D] to store first, in rows so many elements apart; slot -1 stores nothing.
+  const void *key, *value;
+  const int64_t* slots;
+  int64_t new_tokens, key_stride, value_stride;
+  // When positions are given, queries and new keys are turned by the angles of cos_sin [positions, rotary_dim].
+  const int64_t* positions;
+  const float* cos_sin;
+  int rotary_dim;
+  bool neox;
 };
 
 // What becomes of a product: it is the output, or is two halves of which the first, activated, times the second is.
@@ -32,6 +46,46 @@ struct LinearArgs {
   Epilogue epilogue;
 };
 
+struct SampleArgs {
+  int64_t* token_ids;        // [rows], receives the tokens
+  float* logits;             // [rows, vocab], rows row_stride elements apart
+  const float* temperature;  // [rows], 0 = greedy. Null: every row is greedy, and what follows is null too.
+  const int64_t* top_k;      // [rows], 0 = off. Null: no row uses it; likewise the next two.
+  const float* top_p;        // [rows], 1 = off
+  const float* min_p;        // [rows], 0 = off
+  const uint64_t* seeds;     // [rows]
+  const int64_t* positions;  // [rows]
+  int64_t rows, vocab, row_stride;
+  bool keep;  // random rows become what was drawn from: scaled, -inf where filtered. Else logits stay as they are.
+};
+
+struct ScoreArgs {
+  const float* logits;    // rows row_stride elements apart
+  const int64_t* rows;    // [count], rows of the logits
+  const int64_t* tokens;  // [count], the sampled token of each
+  const int64_t* starts;  // [count + 1], where each row's entries lie in ids and scores: its token, then the others
+  const bool* chosen;     // [count], the row's other ids are given; else they are the highest scores' in order
+  int64_t* ids;           // [starts[count]]
+  float* scores;          // [starts[count]]
+  int64_t* ranks;         // [count], how many scores are at least the token's
+  int64_t count, vocab, row_stride;
+  bool logprobs;  // scores are log-probabilities; else logits
+};
+
+// What to do with the listed ids of a row.
+enum class Edit : int { keep_only = 0, add = 1, mask = 2, mask_unless_last = 3, penalise = 4 };
+
+struct EditArgs {
+  Edit kind;
+  float* logits;               // rows row_stride elements apart
+  const int64_t* rows;         // [count], rows of the logits
+  const int64_t* starts;       // [count + 1], where each row's entries lie in ids, values and occurrences
+  const int64_t* ids;          // [starts[count]]
+  const float* values;         // add: one for each id; penalise: repetition, frequency and presence for each row
+  const int32_t* occurrences;  // penalise: in the output, for each id
+  int64_t count, vocab, row_stride;
+};
+
 struct KernelTable {
   // out = norm(x [+ residual]) * (weight + offset), for each of the row's heads; residual, contiguous and with one head
   // only, receives the sum.
@@ -46,8 +100,7 @@ struct KernelTable {
   void (*activation)(DType, void* out, const void* x, int64_t rows, int64_t dim, int act, bool gated);
   // x = a x + b y, both [rows, dim]; y may be null.
   void (*scale_add)(DType, void* x, const void* y, int64_t rows, int64_t dim, float a, float b);
-  void (*write_cache)(DType, void* cache, const void* key, const void* value, const int64_t* slots, int64_t tokens,
-                      int64_t key_stride, int64_t value_stride, int num_kv_heads, int head_size, int block_size);
+  // Stores new keys and values, if any, then attends; with no requests it only stores.
   void (*attention)(const AttentionArgs&);
   // Weights [n, k] -> packed, ceil(n / 32) * 32 * k elements. f32 and bf16 only.
   void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
@@ -66,4 +119,11 @@ struct KernelTable {
                       const void* packed, const void* bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride);
   // inputs = x[rows, k] rounded to 8 bits: 64 bytes for each 32 of a row's numbers.
   void (*gguf_inputs)(DType, void* inputs, const void* x, int64_t rows, int64_t k, int64_t x_stride);
+  void (*sample_tokens)(const SampleArgs&);
+  // Both: false, and nothing done, when a given id is outside the vocabulary.
+  bool (*score_tokens)(const ScoreArgs&);
+  bool (*edit_logits)(const EditArgs&);
+  // -inf for every token whose bit is 0: words[count, word_stride], bit v % 32 of word v / 32, for the given rows.
+  void (*apply_bitmask)(float* logits, const int64_t* rows, const int32_t* words, int64_t count, int64_t vocab,
+                        int64_t row_stride, int64_t word_stride);
 };

@@ -47,21 +47,23 @@ constexpr int kMaxRows = 2;
 
 inline int64_t num_tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
-inline void pack(const bf16* w, bf16* out, int64_t n, int64_t k, int64_t tile) {
-  for (int64_t kk = 0; kk < k; kk += 2)
-    for (int i = 0; i < kTile; ++i) {
-      const int64_t row = tile * kTile + i;
-      bf16* to = out + tile * kTile * k + kk * kTile + i * 2;
-      to[0] = row < n ? w[row * k + kk] : bf16{0};
-      to[1] = row < n ? w[row * k + kk + 1] : bf16{0};
+// Both layouts are [n / 32][columns][32] of 32-bit items (a float, or two bf16), so packing is a transposition. A cache
+// line of each row is read at a time, and what it becomes, 2 KiB, stays in the first-level cache until it is complete.
+template <typename T>
+inline void pack(const T* w, T* out, int64_t n, int64_t k, int64_t tile) {
+  constexpr int64_t kPerItem = sizeof(int32_t) / sizeof(T);
+  constexpr int64_t kLine = 64 / sizeof(int32_t);
+  const int64_t first = tile * kTile, rows = std::min<int64_t>(kTile, n - first), columns = k / kPerItem;
+  char* to = reinterpret_cast<char*>(out + first * k);
+  if (rows < kTile) std::memset(to, 0, sizeof(T) * kTile * k);
+  for (int64_t c = 0; c < columns; c += kLine) {
+    const int64_t width = std::min(kLine, columns - c);
+    for (int64_t i = 0; i < rows; ++i) {
+      const char* from = reinterpret_cast<const char*>(w + (first + i) * k + c * kPerItem);
+      for (int64_t j = 0; j < width; ++j)
+        std::memcpy(to + ((c + j) * kTile + i) * sizeof(int32_t), from + j * sizeof(int32_t), sizeof(int32_t));
     }
-}
-inline void pack(const float* w, float* out, int64_t n, int64_t k, int64_t tile) {
-  for (int64_t kk = 0; kk < k; ++kk)
-    for (int i = 0; i < kTile; ++i) {
-      const int64_t row = tile * kTile + i;
-      out[tile * kTile * k + kk * kTile + i] = row < n ? w[row * k + kk] : 0.0f;
-    }
+  }
 }
 
 // One row of the matrix that pack() packed.

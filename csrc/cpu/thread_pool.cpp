@@ -19,13 +19,26 @@ inline void pause_cpu() {
 #endif
 }
 
+inline void pin([[maybe_unused]] std::thread& thread, [[maybe_unused]] int core) {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  // A core that was taken offline meanwhile leaves the thread where it is.
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+#endif
+}
+
 // Threads, the caller among them, claim pieces of the work: large ones first, single items at the end. So equal threads
 // finish together, and a thread that another program keeps off its core delays nobody: the others take its share, and
 // the caller waits only for pieces already begun.
 class Pool {
  public:
-  explicit Pool(int count) : count_(count) {
-    for (int i = 1; i < count; ++i) threads_.emplace_back([this] { work(); });
+  Pool(int count, const std::vector<int>& cores) : count_(count) {
+    for (int i = 1; i < count; ++i) {
+      threads_.emplace_back([this] { work(); });
+      if (!cores.empty()) pin(threads_.back(), cores[i % cores.size()]);
+    }
   }
 
   ~Pool() {
@@ -38,18 +51,15 @@ class Pool {
   int size() const { return count_; }
 
   void run(int64_t count, Task task, void* context) {
-    const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-    // Ends the old generation's claims before anything else changes. With only the number of items changed, a thread
-    // that still looks for old work would find some, and run new items that are then claimed again.
-    claim_.store(uint64_t{generation} << 32 | UINT32_MAX, std::memory_order_relaxed);
     task_ = task;
     context_ = context;
     unit_ = 1 + count / INT32_MAX;
     const auto items = static_cast<uint32_t>((count + unit_ - 1) / unit_);
     count_of_task_ = count;
-    items_.store(items, std::memory_order_release);  // who sees it sees that the old claims ended
+    items_ = items;
     done_.store(0, std::memory_order_relaxed);
-    claim_.store(uint64_t{generation} << 32, std::memory_order_release);
+    const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
+    open_.store(uint64_t{generation} << 32 | items, std::memory_order_release);
     generation_.store(generation, std::memory_order_release);
     generation_.notify_all();
     take_pieces(generation);
@@ -63,20 +73,21 @@ class Pool {
   }
 
  private:
-  // Claims pieces of one generation until none is left. One word holds the generation and the next item, so that a
-  // thread that wakes late can take nothing of work it has not seen: a claim that succeeds was for items still open, and
-  // until they are done the caller changes nothing.
+  // Claims pieces of one generation until none is left. One word holds the generation and how many items are open, so
+  // that a thread that wakes late can take nothing of work it has not seen: a claim that succeeds was for items still
+  // open, and until they are done the caller changes nothing. All else that describes the work is read after that.
   void take_pieces(uint32_t generation) {
-    uint64_t claim = claim_.load(std::memory_order_acquire);
-    while (static_cast<uint32_t>(claim >> 32) == generation) {
-      const uint32_t next = static_cast<uint32_t>(claim), items = items_.load(std::memory_order_acquire);
-      if (next >= items) return;
-      const uint32_t size = std::max<uint32_t>(1, (items - next) / (2 * count_));
-      if (!claim_.compare_exchange_weak(claim, claim + size, std::memory_order_acq_rel, std::memory_order_acquire))
+    uint64_t open = open_.load(std::memory_order_acquire);
+    while (static_cast<uint32_t>(open >> 32) == generation) {
+      const auto items = static_cast<uint32_t>(open);
+      if (items == 0) return;
+      const uint32_t size = std::max<uint32_t>(1, items / (2 * count_));
+      if (!open_.compare_exchange_weak(open, open - size, std::memory_order_acq_rel, std::memory_order_acquire))
         continue;
-      task_(context_, next * unit_, std::min((next + size) * unit_, count_of_task_));
+      const int64_t begin = items_ - items;
+      task_(context_, begin * unit_, std::min((begin + size) * unit_, count_of_task_));
       done_.fetch_add(size, std::memory_order_release);
-      claim = claim_.load(std::memory_order_acquire);
+      open = open_.load(std::memory_order_acquire);
     }
   }
 
@@ -101,8 +112,8 @@ class Pool {
   std::atomic<bool> stop_{false};
   // Each in a cache line of its own: what idle threads look at, what describes the task, what says it is done.
   alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<uint64_t> claim_{0};  // generation << 32 | next item
-  std::atomic<uint32_t> items_{0};
+  alignas(64) std::atomic<uint64_t> open_{0};  // generation << 32 | items that nobody has claimed
+  uint32_t items_ = 0;
   Task task_ = nullptr;
   void* context_ = nullptr;
   int64_t count_of_task_ = 0;
@@ -114,6 +125,7 @@ std::mutex mutex;
 // Never destroyed at exit: a worker may still sleep when the process ends.
 Pool* pool = nullptr;
 std::atomic<int> wanted{1};
+std::vector<int> wanted_cores;
 
 // A forked child has none of the threads: it forgets the pool and starts its own. The mutex is held across the fork, so
 // that no work is under way in the memory the child copies.
@@ -135,10 +147,18 @@ void set_num_threads(int count) {
   }
 }
 
+void set_thread_cores(const std::vector<int>& cores) {
+  std::lock_guard lock(mutex);
+  if (cores == wanted_cores) return;
+  wanted_cores = cores;
+  delete pool;
+  pool = nullptr;
+}
+
 int num_threads() { return wanted.load(std::memory_order_relaxed); }
 
 void run_parallel(int64_t count, Task task, void* context) {
   std::lock_guard lock(mutex);
-  if (!pool) pool = new Pool(wanted);
+  if (!pool) pool = new Pool(wanted, wanted_cores);
   pool->run(count, task, context);
 }

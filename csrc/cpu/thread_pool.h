@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 // Runs the work [begin, end) of a parallel_for.
 using Task = void (*)(void* context, int64_t begin, int64_t end);
@@ -9,6 +10,9 @@ using Task = void (*)(void* context, int64_t begin, int64_t end);
 // Number of threads that work, the caller included. Starts the pool anew when it changes.
 void set_num_threads(int count);
 int num_threads();
+
+// Keeps thread i on cores[i % size], the caller (thread 0) excepted; with no cores, all run where they like.
+void set_thread_cores(const std::vector<int>& cores);
 
 // Splits [0, count) into contiguous ranges that the threads claim, and returns when all are done.
 // The caller works too. Calls from several threads take turns.

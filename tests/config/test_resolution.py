@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_clone.config import VllmConfig
+from vllm_clone.config.kv_cache import parse_kv_cache_dtype
 from vllm_clone.engine.arg_utils import EngineArgs, derive_max_model_len
 from vllm_clone.errors import ConfigError
 
@@ -209,9 +210,28 @@ def test_models_that_overflow_never_run_in_float16(resolve, model_type):
         resolve(config=config, dtype="half")
 
 
-def test_a_cache_of_another_type_than_the_model_is_refused(resolve):
-    with refused("--kv-cache-dtype float32.*bfloat16"):
-        resolve(kv_cache_dtype="float32")
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("auto", "bfloat16"),
+        ("float32", "float32"),
+        ("fp8", "fp8_e4m3"),
+        ("fp8_e5m2", "fp8_e5m2"),
+        ("fp8_per_token_head", "fp8_per_token_head"),
+        ("int8", "int8_per_token_head"),
+    ],
+)
+def test_the_cache_has_the_type_asked_for(resolve, asked, stored):
+    assert resolve(kv_cache_dtype=asked).cache_config.kv_cache_dtype == stored
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("nvfp4", "fewer than 8 bits"), ("fp8_ds_mla", "MLA"), ("fp8_inc", "use fp8"), ("turboquant_4bit_nc", "8 bits")],
+)
+def test_types_of_other_engines_are_refused_with_the_reason(name, reason):
+    with pytest.raises(ValueError, match=f"not served: .*{reason}"):
+        parse_kv_cache_dtype(name)
 
 
 # ---- length ----

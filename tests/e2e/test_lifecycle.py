@@ -249,12 +249,66 @@ def test_a_plain_request_that_is_given_up_is_freed_too(server: Server) -> None:
     assert _eventually(lambda: server.metric("vllm:num_requests_running") == 0, 3)
 
 
-def test_nothing_of_an_idle_engine_uses_the_processor(server: Server) -> None:
+def test_an_idle_server_uses_less_than_three_percent_of_a_core(server: Server) -> None:
+    family = [psutil.Process(server.process.pid), *server.children()]
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in family)
+
+    for _ in range(2):  # fresh, and after a request
+        before = used()
+        time.sleep(1)  # the measurement itself: an idle stretch of known length
+        assert used() - before < 0.03
+        server.client().completions.create(model="toy", prompt="Once", max_tokens=4)
+
+
+def test_all_processes_together_need_little_memory_beyond_the_model(server: Server) -> None:
     server.client().completions.create(model="toy", prompt="Once", max_tokens=4)
-    engine = server.engine()
-    before = sum(engine.cpu_times()[:2])
-    time.sleep(2)  # the measurement itself: an idle stretch of known length
-    assert sum(engine.cpu_times()[:2]) - before < 0.1
+    assert server.resident_bytes() < 500 * 10**6
+
+
+def test_the_threads_of_the_engine_stay_on_the_cores_they_are_given(toy_model: Path, tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    env = {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
+    with running(str(toy_model), tmp_path / "server.log", *ARGS, env=env) as server:
+        answer = server.client().completions.create(model="toy", prompt="Once", max_tokens=4)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+        assert os.sched_getaffinity(server.engine().pid) == {core}
+        assert os.sched_getaffinity(server.process.pid) == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(
+    ("env", "args", "message"),
+    [
+        ({"VLLM_CPU_OMP_THREADS_BIND": "all"}, (), "VLLM_CPU_OMP_THREADS_BIND=all: must be auto, nobind, or cores"),
+        ({"VLLM_CPU_OMP_THREADS_BIND": "60000"}, (), "core 60000 is not among those the engine may use"),
+        ({}, ("--numa-bind-nodes", "0"), "--numa-bind-nodes needs --numa-bind"),
+        ({}, ("--numa-bind", "--numa-bind-nodes", "900"), "this machine has no such NUMA node"),
+    ],
+)
+def test_cores_that_cannot_be_had_are_refused_in_one_line(
+    toy_model: Path, tmp_path: Path, env: dict[str, str], args: tuple[str, ...], message: str
+) -> None:
+    server = start(str(toy_model), tmp_path / "server.log", *ARGS, *args, env=env)
+    assert server.process.wait(10) in (1, 2)
+    text = server.log.read_text()
+    assert message in text.strip().splitlines()[-1]
+    assert "Traceback" not in text
+
+
+def test_a_front_process_killed_while_the_engine_starts_leaves_nothing(toy_model: Path, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    server = start(str(toy_model), tmp_path / "server.log", *ARGS, env={"TMPDIR": str(temporary)})
+    family: list[psutil.Process] = []
+    try:
+        assert _eventually(lambda: bool(family.extend(server.children()) or family), 10)
+    finally:
+        server.process.kill()
+        server.process.wait()
+    assert_gone(family)
+    assert not list(temporary.iterdir())
 
 
 def test_the_in_process_engine_serves_too(toy_model: Path, tmp_path: Path) -> None:

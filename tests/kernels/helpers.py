@@ -20,3 +20,20 @@ def strided_rows(rows: int, width: int, dtype: torch.dtype, gap: int = 5) -> tor
     whole = torch.full((rows, width + gap), float("nan"), dtype=dtype)
     whole[:, :width] = torch.randn(rows, width)
     return whole[:, :width]
+
+
+def empty_cache(
+    blocks: int, heads: int, block_size: int, size: int, dtype: torch.dtype, *, scaled: bool = False
+) -> torch.Tensor:
+    """A KV cache in which every element and scale is NaN; int8 elements are −1, having none."""
+    shape = (blocks, 2, heads, block_size, size + 4 * scaled)
+    if dtype.itemsize > 1:
+        return torch.full(shape, float("nan"), dtype=dtype)
+    return torch.full(shape, 0xFF, dtype=torch.uint8).view(dtype)
+
+
+STORED = [
+    *((dtype, False) for dtype in DTYPES),
+    *((torch.float8_e4m3fn, False), (torch.float8_e5m2, False), (torch.float8_e4m3fn, True), (torch.int8, True)),
+]
+"""What a KV cache can be made of: element type, and whether it keeps a scale per token and head."""

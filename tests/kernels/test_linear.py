@@ -1,5 +1,7 @@
 """Matrix products with packed weights, against exact products."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -41,6 +43,29 @@ def test_any_size_of_matrix(dtype, n, k):
     k -= k % 2 if dtype == torch.bfloat16 else 0
     x, weight, bias = torch.randn(5, k).to(dtype), torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
     assert_exact_product(ops.linear(x, ops.pack_linear(weight), n, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cuts", [(), (32, 64), (1,), (31, 33), (5, 6, 69), (40,)])
+def test_a_matrix_can_be_packed_piece_by_piece(dtype, cuts):
+    weight = torch.randn(70, 48).to(dtype)
+    expected = ops.pack_linear(weight)
+    packed = torch.zeros_like(expected)
+    pieces = list(pairwise([0, *cuts, 70]))
+    for first, end in pieces[::-1]:
+        ops.pack_linear_rows(packed, first, weight[first:end])
+    ops.pack_linear_rows(packed, 3, weight[3:3])
+    assert torch.equal(packed, expected)
+
+
+def test_rows_that_do_not_belong_to_a_packed_matrix_are_refused():
+    packed, bf16 = ops.pack_linear(torch.zeros(40, 8)), torch.bfloat16
+    for first, rows in (
+        (-1, torch.zeros(2, 8)), (63, torch.zeros(2, 8)), (0, torch.zeros(2, 9)), (0, torch.zeros(8)),
+        (0, torch.zeros(2, 8, dtype=bf16)), (0, torch.zeros(40, 8, dtype=bf16)), (0, torch.zeros(8, 40).t()),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="pack_linear"):
+            ops.pack_linear_rows(packed, first, rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

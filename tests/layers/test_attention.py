@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vllm_clone.attention import get_attention_backend
-from vllm_clone.config.kv_cache import FullAttentionSpec, SlidingWindowSpec
+from vllm_clone.config.kv_cache import KV_DTYPES, FullAttentionSpec, SlidingWindowSpec
 from vllm_clone.errors import ConfigError
 from vllm_clone.layers.attention import Attention
 from vllm_clone.layers.linear import UnquantizedLinearMethod
@@ -25,15 +25,19 @@ def test_sliding_window_spec() -> None:
     assert layer(9).kv_cache_spec(32, "bfloat16") == SlidingWindowSpec(32, 2, 16, "bfloat16", 9)
 
 
-def test_cache_bytes_agree_with_the_spec() -> None:
-    spec = layer().kv_cache_spec(32, "bfloat16")
+@pytest.mark.parametrize("name", KV_DTYPES)
+def test_every_storage_type_has_a_page_that_fits(name: str) -> None:
+    spec = layer().kv_cache_spec(32, name)
     shape = layer().backend.kv_cache_shape(5, spec)
-    assert torch.empty(shape, dtype=torch.bfloat16).nbytes == 5 * spec.page_size_bytes
+    dtype = getattr(torch, KV_DTYPES[name].torch_name)
+    assert torch.empty(shape, dtype=dtype).nbytes == 5 * spec.page_size_bytes
 
 
-def test_cache_in_another_dtype_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="CPU_ATTN cannot keep this KV cache: it stores keys and values in the model"):
-        layer().kv_cache_spec(32, "float32")
+def test_a_cache_that_cannot_be_kept_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="CPU_ATTN cannot keep this KV cache: it stores float32.*, not nvfp4"):
+        layer().kv_cache_spec(32, "nvfp4")
+    with pytest.raises(ConfigError, match="heads must have an even size up to 512, not 15"):
+        Attention(6, 15, 0.25, 2, layer_name="a", options=OPTIONS)
 
 
 def test_platform_without_a_backend_is_refused_with_every_reason() -> None:

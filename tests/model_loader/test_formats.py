@@ -137,10 +137,7 @@ def test_reading_one_tensor_maps_the_file_and_copies_nothing_else(reference: Pre
     stream.close()
 
 
-def test_each_tensor_is_released_before_the_next_is_read(
-    reference: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vllm_clone.model_loader.loader.prepare", lambda model: None)
+def test_each_tensor_is_released_before_the_next_is_read(reference: PreTrainedModel, tmp_path: Path) -> None:
     config = save(reference, tmp_path)
     alive: list[weakref.ref[torch.Tensor]] = []
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.sample import reference
-from vllm_clone.sample import LogprobWish, Sampler, SamplingBatch, SamplingRows
+from vllm_clone.sample import Bitmask, LogprobWish, Sampler, SamplingBatch, SamplingRows
 from vllm_clone.sampling_params import SamplingParams
 
 PROMPT = np.array([1, 2, 3])
@@ -147,6 +147,36 @@ def test_a_row_of_nan_harms_no_other_row():
         token_ids = sample(logits, params).token_ids
         assert [token_ids[0], token_ids[2]] == [expected[0], expected[2]]
         assert 0 <= token_ids[1] < 97
+
+
+class TestGrammar:
+    def sample(self, logits, params, allowed):
+        """Row 0 has a grammar that allows these tokens."""
+        batch = make_batch(params)
+        words = np.zeros((1, 4), np.int32)
+        for token in allowed:
+            words[0, token // 32] |= np.int32(1 << token % 32)
+        batch.bitmask = Bitmask(np.zeros(1, np.int64), words)
+        return Sampler()(logits.clone(), batch)
+
+    def test_it_binds_only_its_row(self):
+        logits = random_logits(2)
+        output = self.sample(logits, [SamplingParams(temperature=0)] * 2, [40, 66])
+        assert output.token_ids == [[40, 66][int(logits[0, [40, 66]].argmax())], int(logits[1].argmax())]
+
+    def test_what_it_allows_shares_all_probability_in_the_raw_scores(self):
+        params = SamplingParams(temperature=0, logprobs=3, logit_bias={3: 50.0})
+        logits = random_logits(1)
+        rows = self.sample(logits, [params], [3, 5]).logprobs[0]
+        best = logits[0, [3, 5]].log_softmax(-1).sort(descending=True).values.tolist()
+        assert rows.logprobs[0][1:] == pytest.approx([*best, -math.inf], abs=1e-5)
+
+    def test_it_may_end_the_text_before_min_tokens(self):
+        params = SamplingParams(temperature=0, min_tokens=9, stop_set=[7])
+        assert self.sample(random_logits(1), [params], [7]).token_ids == [7]
+        logits = random_logits(1)
+        logits[0, 7] = 99.0
+        assert self.sample(logits, [params], [7, 8]).token_ids == [8]
 
 
 class TestLogprobs:

@@ -1,7 +1,11 @@
+import os
+import threading
+
 import pytest
 import torch
 
 from tests.worker.fakes import FakeModel, make_config
+from vllm_clone import kernels
 from vllm_clone.config.kv_cache import KVCacheConfig, group_layers
 from vllm_clone.errors import ConfigError
 from vllm_clone.platforms import cpu
@@ -16,6 +20,7 @@ GIB = 1 << 30
 def make_worker(monkeypatch):
     """A worker with the fake model; threads stay as they are."""
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(kernels, "set_num_threads", lambda n: None)
     monkeypatch.setattr(worker_module, "load_model", lambda config, device: FakeModel())
     monkeypatch.setattr(worker_module, "weight_bytes", lambda model: 123)
 
@@ -95,11 +100,12 @@ def test_layers_of_different_groups_share_a_tensor():
 
 
 def test_torchs_threads_follow_the_environment_where_torch_does_the_work(make_worker, monkeypatch):
-    chosen = []
+    chosen, own = [], []
     monkeypatch.setenv("VLLM_CPU_THREADS", "3")
     monkeypatch.setattr(cpu, "num_usable_cores", lambda: 7)
     config = make_worker(GIB)._config
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(kernels, "set_num_threads", own.append)
     config.model_config.dtype = "float16"
     Worker(config)
     monkeypatch.delenv("VLLM_CPU_THREADS")
@@ -107,3 +113,24 @@ def test_torchs_threads_follow_the_environment_where_torch_does_the_work(make_wo
     config.model_config.dtype = "bfloat16"
     Worker(config)
     assert chosen == [3, 7, 1]
+    assert own == [3, 7, 7]
+
+
+def test_the_worker_goes_where_it_is_placed(monkeypatch):
+    core, pinned = max(os.sched_getaffinity(0)), []
+    monkeypatch.setattr(kernels, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(kernels, "set_thread_cores", pinned.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", str(core))
+    config = make_config()
+    config.device_config.device = "cpu"
+    places = []
+
+    def start():
+        Worker(config)
+        places.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=start)  # one of its own, whose cores end with it
+    thread.start()
+    thread.join()
+    assert (places, pinned) == ([{core}], [[core]])

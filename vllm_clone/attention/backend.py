@@ -7,6 +7,7 @@ import torch
 
 from vllm_clone.attention.metadata import AttentionMetadata
 from vllm_clone.config.kv_cache import KVCacheSpec
+from vllm_clone.kernels import Rotary
 
 
 class AttentionBackend(ABC):
@@ -39,6 +40,7 @@ class AttentionBackend(ABC):
         metadata: AttentionMetadata,
         out_THD: torch.Tensor,
         *,
+        rotary: Rotary | None = None,
         scale: float,
         sliding_window: int = 0,
         softcap: float = 0.0,
@@ -52,6 +54,7 @@ class AttentionBackend(ABC):
             kv_cache: the layer's cache, of ``kv_cache_shape``.
             metadata: what ``plan`` returned.
             out_THD: receives the result in q's dtype; rows beyond ``num_actual_tokens`` are left alone.
+            rotary: how queries and keys are turned on the way, if at all; the arguments stay as they are.
             scale: factor on q·k.
             sliding_window: a token sees this many latest tokens, itself included; 0 sees all.
             softcap: scores become softcap × tanh(score / softcap) before the softmax; 0 leaves them.

@@ -1,12 +1,19 @@
 """The engine's configuration, one dataclass per group. Flags first, resolved values after them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from vllm_clone.config.flags import HumanInt, IntOrAuto, flag, resolved
+from vllm_clone.config.kv_cache import parse_kv_cache_dtype
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
-KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDtype = Annotated[
+    Literal[
+        *("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head"),
+        *("int8", "int8_per_token_head"),
+    ],
+    parse_kv_cache_dtype,
+]
 BlockSize = Literal[8, 16, 32, 64, 128, 256]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -72,7 +79,9 @@ class CacheConfig:
     kv_cache_memory_bytes: HumanInt | None = flag(
         None, "Size of the KV cache in bytes; overrides every estimate.", nullable=True
     )
-    kv_cache_dtype: KVCacheDtype = flag("auto", "Data type of the KV cache.")
+    kv_cache_dtype: KVCacheDtype = flag(
+        "auto", "Data type of the KV cache: auto is the model's, fp8 is fp8_e4m3, int8 is int8_per_token_head."
+    )
     enable_prefix_caching: bool | None = flag(None, "Reuse KV blocks of equal prompt prefixes; on by default.")
     prefix_caching_hash_algo: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = flag(
         "sha256", "Hash that identifies a block's prefix."
@@ -92,6 +101,11 @@ class ParallelConfig:
     tensor_parallel_size: int = flag(1, "Devices that share each layer.", aliases=("-tp",))
     pipeline_parallel_size: int = flag(1, "Groups of layers on different devices.", aliases=("-pp",))
     data_parallel_size: int = flag(1, "Independent copies of the engine.", aliases=("-dp",))
+    numa_bind: bool = flag(False, "Keep the engine's threads and memory on one NUMA node.")
+    numa_bind_nodes: list[int] | None = flag(None, "NUMA node of each rank; the one with most cores by default.")
+    numa_bind_cpus: list[str] | None = flag(
+        None, "Cores of each rank, such as 0-3 or 0,2,4-7, instead of all cores of its NUMA node."
+    )
 
 
 @dataclass

@@ -1,8 +1,57 @@
 """How layers store their keys and values, and how layers share blocks. Plain data, no torch."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+class KVElement(NamedTuple):
+    """How a cached number is stored: torch's name of the type, bytes, and bytes of scale per token and head."""
+
+    torch_name: str
+    num_bytes: int
+    scale_bytes: int = 0
+
+
+KV_DTYPES = {
+    "float32": KVElement("float32", 4),
+    "float16": KVElement("float16", 2),
+    "bfloat16": KVElement("bfloat16", 2),
+    "fp8_e4m3": KVElement("float8_e4m3fn", 1),
+    "fp8_e5m2": KVElement("float8_e5m2", 1),
+    "fp8_per_token_head": KVElement("float8_e4m3fn", 1, 4),
+    "int8_per_token_head": KVElement("int8", 1, 4),
+}
+"""What a cache can be made of. Plain 8-bit floats are stored as they are and end at the type's largest number; with
+scales, each token's key and value of a head uses the type's whole range."""
+
+_KV_ALIASES = {"fp8": "fp8_e4m3", "int8": "int8_per_token_head"}
+_MLA_ONLY = "it is a layout of MLA layers, which no model here has"
+_BELOW_8_BITS = "the CPU kernels store no elements of fewer than 8 bits"
+_NOT_HERE = {
+    "fp8_ds_mla": _MLA_ONLY,
+    "nvfp4_ds_mla": _MLA_ONLY,
+    "fp8_inc": "it is the 8-bit float of another vendor's accelerator; use fp8",
+    "nvfp4": _BELOW_8_BITS,
+    "nvfp4_4over6": _BELOW_8_BITS,
+    "int4_per_token_head": _BELOW_8_BITS,
+    "turboquant_3bit_nc": _BELOW_8_BITS,
+    "turboquant_4bit_nc": _BELOW_8_BITS,
+    "turboquant_k3v4_nc": _BELOW_8_BITS,
+    "turboquant_k8v4": _BELOW_8_BITS,
+    "ultraquant_4bit": _BELOW_8_BITS,
+}
+
+
+def parse_kv_cache_dtype(text: str) -> str:
+    """The value of ``--kv-cache-dtype`` as it is. Raises ValueError with the reason for a known type not served."""
+    if text in _NOT_HERE:
+        raise ValueError(f"not served: {_NOT_HERE[text]}")
+    return text
+
+
+def kv_dtype_name(asked: str, model_dtype: str) -> str:
+    """The key of :data:`KV_DTYPES` that ``--kv-cache-dtype`` means for a model of ``model_dtype``."""
+    return model_dtype if asked == "auto" else _KV_ALIASES.get(asked, asked)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -12,7 +61,7 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FullAttentionSpec:
-    """A layer that attends to every earlier token. Sizes in tokens, heads and elements; dtype as torch names it."""
+    """A layer that attends to every earlier token. Sizes in tokens, heads and elements; dtype: see KV_DTYPES."""
 
     block_size: int
     num_kv_heads: int
@@ -22,7 +71,9 @@ class FullAttentionSpec:
     @property
     def page_size_bytes(self) -> int:
         """Bytes of keys and values of one layer in one block."""
-        return 2 * self.block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        element = KV_DTYPES[self.dtype]
+        head_bytes = self.head_size * element.num_bytes + element.scale_bytes
+        return 2 * self.block_size * self.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True, slots=True)

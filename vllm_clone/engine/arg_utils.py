@@ -13,9 +13,11 @@ from vllm_clone import envs
 from vllm_clone.config import ENGINE_GROUPS, ModelConfig, SchedulerConfig, VllmConfig
 from vllm_clone.config.flags import FlagSpec, flags_of
 from vllm_clone.config.groups import BlockSize, Dtype, KVCacheDtype
+from vllm_clone.config.kv_cache import kv_dtype_name
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
+from vllm_clone.platforms import placement
 from vllm_clone.sampling_params import SamplingParams
 
 Usage = Literal["server", "offline"]
@@ -147,6 +149,7 @@ def _resolve_device(config: VllmConfig) -> None:
     if device.device == "cuda":
         raise ConfigError("--device cuda: the GPU engine is not implemented yet; use --device cpu.")
     device.device = "cpu"
+    placement.plan(config.parallel_config)  # what cannot be done is refused before an engine starts
 
 
 def _resolve_model(config: VllmConfig) -> None:
@@ -271,13 +274,7 @@ def _is_count(value: Any) -> bool:
 def _resolve_cache(config: VllmConfig) -> None:
     cache = config.cache_config
     cache.block_size = cache.block_size or DEFAULT_BLOCK_SIZE
-    if cache.kv_cache_dtype == "auto":
-        cache.kv_cache_dtype = cast(KVCacheDtype, config.model_config.dtype)
-    elif cache.kv_cache_dtype != config.model_config.dtype:
-        raise ConfigError(
-            f"--kv-cache-dtype {cache.kv_cache_dtype}: the CPU kernels keep the cache in the model's dtype "
-            f"({config.model_config.dtype}); leave the flag out or set --dtype."
-        )
+    cache.kv_cache_dtype = cast(KVCacheDtype, kv_dtype_name(cache.kv_cache_dtype, config.model_config.dtype))
     if cache.enable_prefix_caching is None:
         cache.enable_prefix_caching = True
 

@@ -37,19 +37,13 @@ class EngineProcess:
     Made by :meth:`start`; ended by :meth:`close`, which every path must reach.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", directory: str, timeout: float) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", sockets: "_Sockets", timeout: float) -> None:
         self._process = process
-        self._directory: str | None = directory
         self._deadline = time.monotonic() + timeout
         self.pidfd = os.pidfd_open(process.pid)
         """Readable once the process has ended."""
-        self._context = zmq.Context()
-        self._to_engine = self._context.socket(zmq.PUSH)
-        self._from_engine = self._context.socket(zmq.PULL)
-        for socket, name in ((self._to_engine, "in"), (self._from_engine, "out")):
-            socket.set_hwm(0)
-            socket.linger = 0
-            socket.bind(_address(directory, name))
+        self._sockets = sockets
+        self._to_engine, self._from_engine = sockets.to_engine, sockets.from_engine
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._ready: EngineReady | None = None
@@ -61,25 +55,30 @@ class EngineProcess:
 
         ``module`` is what the child runs; it must behave as :mod:`vllm_clone.core.engine_core_proc`.
         """
-        directory = _private_directory()
-        boot = Boot(
-            config=config,
-            input_addresses=[_address(directory, "in")],
-            output_addresses=[_address(directory, "out")],
-            parent_pid=os.getpid(),
-            started_by_main_thread=threading.current_thread() is threading.main_thread(),
-        )
-        try:
+        with contextlib.ExitStack() as undo:
+            sockets = _Sockets()
+            undo.callback(sockets.close)
+            boot = Boot(
+                config=config,
+                input_addresses=[_address(sockets.input_file)],
+                output_addresses=[_address(sockets.output_file)],
+                parent_pid=os.getpid(),
+                started_by_main_thread=threading.current_thread() is threading.main_thread(),
+            )
             with interrupts_blocked():
-                process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE)
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # its exit is noticed soon enough
-                process.stdin.write(msgspec.json.encode(boot) + b"\n")
-                process.stdin.flush()
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
-        return cls(process, directory, envs.VLLM_ENGINE_READY_TIMEOUT_S)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module],
+                    stdin=subprocess.PIPE,
+                    pass_fds=(sockets.input_file, sockets.output_file),
+                    env=envs.of_engine(),
+                )
+            sockets.close_files()
+            undo.pop_all()
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its exit is noticed soon enough
+            process.stdin.write(msgspec.json.encode(boot) + b"\n")
+            process.stdin.flush()
+        return cls(process, sockets, envs.VLLM_ENGINE_READY_TIMEOUT_S)
 
     @property
     def pid(self) -> int:
@@ -114,7 +113,6 @@ class EngineProcess:
             self._await_message()
         message = self.receive()
         if isinstance(message, EngineReady):
-            self._remove_directory()
             self._ready = message
             return message
         if isinstance(message, EngineFailed):
@@ -179,10 +177,7 @@ class EngineProcess:
         finally:
             self._closed = True
             os.close(self.pidfd)
-            for socket in (self._to_engine, self._from_engine):
-                socket.close()
-            self._context.term()
-            self._remove_directory()
+            self._sockets.close()
 
     def _end_process(self) -> None:
         if not self.has_exited():
@@ -200,11 +195,42 @@ class EngineProcess:
         """The socket's own thread may need a moment to read what a process that just ended has sent."""
         return not self._closed and bool(self._from_engine.poll(int(LAST_WORDS_SECONDS * 1000)))
 
-    def _remove_directory(self) -> None:
-        """Connected sockets live on without their files, so the files go as soon as the engine is connected."""
-        directory, self._directory = self._directory, None
-        if directory is not None:
+
+class _Sockets:
+    """The parent's ends of both directions, bound to files that have no name any more.
+
+    The engine connects through descriptors of the files, which it inherits, so that whenever either process is killed
+    nothing is left in the file system, and no other process can connect.
+    """
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self.to_engine = self._context.socket(zmq.PUSH)
+        self.from_engine = self._context.socket(zmq.PULL)
+        directory = _private_directory()
+        files = []
+        try:
+            for socket, name in ((self.to_engine, "in"), (self.from_engine, "out")):
+                socket.set_hwm(0)
+                socket.linger = 0
+                socket.bind(f"ipc://{directory}/{name}")
+                files.append(os.open(f"{directory}/{name}", os.O_PATH | os.O_CLOEXEC))
+        finally:
             shutil.rmtree(directory, ignore_errors=True)
+        self.input_file, self.output_file = files
+
+    def close_files(self) -> None:
+        """Once the engine has inherited them."""
+        for fd in (self.input_file, self.output_file):
+            os.close(fd)
+        self.input_file = self.output_file = -1
+
+    def close(self) -> None:
+        if self.input_file >= 0:
+            self.close_files()
+        self.to_engine.close()
+        self.from_engine.close()
+        self._context.term()
 
 
 def _private_directory() -> str:
@@ -216,5 +242,6 @@ def _private_directory() -> str:
     return directory
 
 
-def _address(directory: str, name: str) -> str:
-    return f"ipc://{directory}/{name}"
+def _address(fd: int) -> str:
+    """How a process that has inherited a socket file's descriptor connects to it."""
+    return f"ipc:///proc/self/fd/{fd}"

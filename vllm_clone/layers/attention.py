@@ -58,7 +58,7 @@ class Attention(nn.Module):
         return FullAttentionSpec(block_size, self.num_kv_heads, self.head_size, dtype)
 
     def kv_cache_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
-        """What the layer stores per block. ``dtype`` is the cache's, as torch names it.
+        """What the layer stores per block. ``dtype`` is a key of KV_DTYPES.
 
         Raises:
             ConfigError: the layer's backend cannot keep such a cache.
@@ -70,9 +70,14 @@ class Attention(nn.Module):
         return spec
 
     def forward(
-        self, q_T_HD: torch.Tensor, k_T_KD: torch.Tensor, v_T_KD: torch.Tensor, ctx: ForwardContext
+        self,
+        q_T_HD: torch.Tensor,
+        k_T_KD: torch.Tensor,
+        v_T_KD: torch.Tensor,
+        ctx: ForwardContext,
+        rotary: kernels.Rotary | None = None,
     ) -> torch.Tensor:
-        """Queries [T, H·D], keys and values [T, K·D] → [T, H·D], contiguous."""
+        """Queries [T, H·D], keys and values [T, K·D] → [T, H·D], contiguous. Queries and keys are turned if asked."""
         num_tokens = q_T_HD.shape[0]
         out_THD = kernels.empty((num_tokens, self.num_heads, self.head_size), q_T_HD.dtype)
         self.backend.forward(
@@ -82,6 +87,7 @@ class Attention(nn.Module):
             self.kv_cache,
             ctx.metadata[self.layer_name],
             out_THD,
+            rotary=rotary,
             scale=self.scale,
             sliding_window=self.sliding_window,
             softcap=self.softcap,

@@ -85,8 +85,8 @@ class GGUFLinearMethod(PackedLinearMethod):
                 self.types.kept[GGMLType(part.ggml_type).name] -= 1
                 self.types.dequantized[GGMLType(part.ggml_type).name] += 1
             plain = [self._expand(layer, part) if isinstance(part, GGUFMatrix) else part for part in parts]
-            layer.parameter("weight").data = torch.cat(plain)
-            super().prepare(layer)
+            weight = torch.cat(plain)
+            layer.parameter("weight").data = kernels.pack_linear(weight) if kernels.can_pack_linear(weight) else weight
             return
         for i, matrix in enumerate(_join(packed)):
             parameter = nn.Parameter(matrix.packed, requires_grad=False)
@@ -135,10 +135,13 @@ def _join(matrices: list[GGUFMatrix]) -> list[GGUFMatrix]:
     ]
     groups = [matrices[first:end] for first, end in pairwise([0, *ends, len(matrices)])]
     return [
-        GGUFMatrix(
-            torch.cat([m.packed for m in group]) if len(group) > 1 else group[0].packed,
-            group[0].ggml_type,
-            sum(m.num_outputs for m in group),
-        )
+        GGUFMatrix(_end_to_end([m.packed for m in group]), group[0].ggml_type, sum(m.num_outputs for m in group))
         for group in groups
     ]
+
+
+def _end_to_end(parts: list[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    joined = kernels.empty_weight((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
+    return torch.cat(parts, out=joined)

@@ -155,6 +155,10 @@ class LinearBase(WeightModule):
             self.method.load(self, name, tensor, output, offset)
         self.mark_loaded(name, shard)
 
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        rows = sum(part.full for part in self.outputs.values())
+        return (rows,) if name == "bias" else (rows, self.input.full)
+
     def _offset(self, shard: str | None) -> int:
         offset = 0
         for key, part in self.outputs.items():

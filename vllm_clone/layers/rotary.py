@@ -154,3 +154,7 @@ class RotaryEmbedding(nn.Module):
     def forward(self, positions_T: torch.Tensor, q_T_HD: torch.Tensor, k_T_KD: torch.Tensor) -> None:
         """Rotate ``q_T_HD`` and ``k_T_KD`` in place; rows may be strided."""
         kernels.rotary_embedding_(positions_T, q_T_HD, k_T_KD, self.table, self.rope.head_size, self.rope.is_neox)
+
+    def at(self, positions_T: torch.Tensor) -> kernels.Rotary:
+        """The same rotation, for the attention layer to apply on the way."""
+        return kernels.Rotary(positions_T, self.table, self.rope.is_neox)

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from vllm_clone import kernels
 from vllm_clone.errors import ModelLoadError
 from vllm_clone.layers.gguf_rows import GGUFRows
 from vllm_clone.layers.options import BuildOptions
@@ -16,10 +17,15 @@ def copy_checked(target: torch.Tensor, source: torch.Tensor) -> None:
     Raises:
         ModelLoadError: shapes differ, or the source is not plain floating point.
     """
-    if source.dtype not in PLAIN_DTYPES:
-        raise ModelLoadError(f"expected a plain floating-point dtype, found {str(source.dtype).removeprefix('torch.')}")
+    check_plain(source)
     check_shape(tuple(target.shape), source)
     target.copy_(source)
+
+
+def check_plain(tensor: torch.Tensor) -> None:
+    """Raise ModelLoadError unless ``tensor`` is plain floating point."""
+    if tensor.dtype not in PLAIN_DTYPES:
+        raise ModelLoadError(f"expected a plain floating-point dtype, found {str(tensor.dtype).removeprefix('torch.')}")
 
 
 def check_shape(expected: tuple[int, ...], tensor: torch.Tensor | GGUFRows) -> None:
@@ -39,7 +45,10 @@ class WeightModule(nn.Module):
         self, name: str, shape: tuple[int, ...], options: BuildOptions, shards: tuple[str | None, ...] = (None,)
     ) -> None:
         """Create an uninitialised parameter that waits for ``shards`` (None is the whole tensor)."""
-        data = torch.empty(shape, dtype=options.dtype, device=options.device)
+        if options.device.type == "cpu":
+            data = kernels.empty_weight(shape, options.dtype)
+        else:
+            data = torch.empty(shape, dtype=options.dtype, device=options.device)
         self.register_parameter(name, nn.Parameter(data, requires_grad=False))
         self._pending |= {(name, shard) for shard in shards}
 
@@ -56,6 +65,14 @@ class WeightModule(nn.Module):
         """
         copy_checked(self.parameter(name), tensor)
         self.mark_loaded(name, shard)
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a checkpoint's tensor that fills the whole parameter, on every rank."""
+        return tuple(self.parameter(name).shape)
+
+    def prepare(self) -> None:
+        """Called when all has arrived: bring the parameters into the form to compute with."""
+        return
 
     def parameter(self, name: str) -> nn.Parameter:
         """The parameter called ``name``; ModelLoadError when the model has none."""

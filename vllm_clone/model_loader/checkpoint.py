@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from vllm_clone.errors import ModelLoadError
 from vllm_clone.layers.gguf_rows import GGUFRows
+from vllm_clone.platforms import cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ def find_files(directory: Path, stem: str, suffix: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class SafetensorsCheckpoint:
-    """safetensors files, mapped into memory and read tensor by tensor."""
+    """safetensors files, mapped into memory and read tensor by tensor, in the order of the file.
+
+    A tensor's pages leave this process when the next one is asked for, so a file is never in its memory as a whole.
+    """
 
     files: list[Path]
 
@@ -80,9 +84,10 @@ class SafetensorsCheckpoint:
                 raise ModelLoadError(f"{path}: {_safetensors_problem(path, error)}") from error
 
     def _of_file(self, path: Path, file: "safe_open") -> Iterator[CheckpointTensor]:
-        sizes = _safetensors_sizes(path)
-        for name in file.keys():  # noqa: SIM118  (not a mapping)
+        sizes, mapped = _safetensors_sizes(path), cpu.MappedFile(path)
+        for name in file.offset_keys():
             yield CheckpointTensor(name, path.name, sizes[name], partial(_read_safetensor, file, name))
+            mapped.drop_pages()
 
 
 def _read_safetensor(file: "safe_open", name: str) -> torch.Tensor:
@@ -128,12 +133,13 @@ class TorchCheckpoint:
 
     def tensors(self) -> Iterator[CheckpointTensor]:
         for path in self.files:
-            state = _load_torch(path)
+            state, mapped = _load_torch(path), cpu.MappedFile(path)
             for name in list(state):
                 tensor = state.pop(name)  # so that a tensor's memory goes with its last user
                 if not isinstance(tensor, torch.Tensor):
                     raise ModelLoadError(f"{path}: expected a tensor called {name}, found {type(tensor).__name__}")
                 yield CheckpointTensor(name, path.name, tensor.nbytes, tensor.detach)
+                mapped.drop_pages()
 
 
 def _load_torch(path: Path) -> dict[str, torch.Tensor]:

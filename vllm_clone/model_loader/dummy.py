@@ -16,10 +16,13 @@ def fill_with_dummies(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if not isinstance(module, WeightModule):
             continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() > 1:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            shape = module.full_shape(name)
+            if len(shape) > 1:
                 generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{path}.{name}".encode()))
-                parameter.uniform_(-0.05, 0.05, generator=generator)
+                data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+                data.uniform_(-0.05, 0.05, generator=generator)
             else:
-                parameter.fill_(1.0 if name == "weight" else 0.0)
-            module.mark_loaded(name, None)
+                data = torch.full(shape, 1.0 if name == "weight" else 0.0)
+            module.load_weight(name, data)
+        module.prepare()

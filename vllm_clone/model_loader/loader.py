@@ -1,4 +1,4 @@
-"""Build a model and fill it, tensor by tensor, so that peak memory is about the weights' own size."""
+"""Build a model and fill it, tensor by tensor, so that peak memory is little more than the weights' own size."""
 
 import time
 from collections.abc import Iterator
@@ -61,7 +61,6 @@ def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
             method = GGUFLinearMethod(StorageTypes()) if device.type == "cpu" else method
         model = model_class(hf_config, BuildOptions(dtype, device, method, max_positions))
         load_weights(model, checkpoint, show_progress=vllm_config.load_config.use_tqdm_on_load)
-    prepare(model)
     if isinstance(method, GGUFLinearMethod):
         logger.info("quantization=gguf, %s", method.types.summary(config.dtype))
     gib = weight_bytes(model) / 2**30
@@ -98,7 +97,7 @@ def open_checkpoint(path: Path, load_format: str, dtype: torch.dtype) -> Checkpo
 
 
 def load_weights(model: CausalLM, checkpoint: Checkpoint, *, show_progress: bool) -> None:
-    """Fill every parameter of ``model`` from ``checkpoint``.
+    """Fill every parameter of ``model`` from ``checkpoint``; each layer is prepared as soon as it is complete.
 
     Raises:
         ModelLoadError: a tensor is missing, unknown, or of another shape or dtype; or a file is damaged.
@@ -133,9 +132,11 @@ def _place(modules: dict[str, WeightModule], to: Destination, tensor: Checkpoint
         raise ModelLoadError("the model has no such tensor (does config.json belong to these weights?)")
     if tensor.read_rows is not None and isinstance(module, LinearBase):
         module.load_weight(to.leaf, tensor.read_rows(), to.shard)
-        return
-    data = tensor.read()
-    module.load_weight(to.leaf, data.t() if to.transpose and data.dim() == 2 else data, to.shard)
+    else:
+        data = tensor.read()
+        module.load_weight(to.leaf, data.t() if to.transpose and data.dim() == 2 else data, to.shard)
+    if not module.pending():
+        module.prepare()
 
 
 @contextmanager
@@ -164,13 +165,6 @@ def _check_complete(model: CausalLM, modules: dict[str, WeightModule], checkpoin
         where = checkpoint.files[0] if len(checkpoint.files) == 1 else checkpoint.files[0].parent
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ModelLoadError(f"{where}: {len(missing)} tensors are missing: {shown}")
-
-
-def prepare(model: CausalLM) -> None:
-    """Let each linear layer repack its loaded weights, one layer at a time."""
-    for module in model.modules():
-        if isinstance(module, LinearBase):
-            module.prepare()
 
 
 def weight_bytes(model: CausalLM) -> int:

@@ -61,8 +61,7 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             self.q_norm.heads_(q)
             self.k_norm.heads_(k)
-        self.rope(positions_T, q, k)
-        return self.o_proj(self.attn(q, k, v, ctx))
+        return self.o_proj(self.attn(q, k, v, ctx, self.rope.at(positions_T)))
 
 
 class GatedMLP(nn.Module):

@@ -1,5 +1,8 @@
 """What the operating system grants this process: cores and memory. No torch."""
 
+import ctypes
+import functools
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +12,14 @@ _UNLIMITED = 1 << 60
 """Control groups without a limit report values around 2**63, or "max"."""
 
 
+def usable_cores() -> set[int]:
+    """Numbers of the cores in this thread's affinity mask."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def num_usable_cores() -> int:
-    """Cores this process may run on: its affinity mask, cut to the control group's CPU quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many threads can run at once: the cores of the affinity mask, cut to the control group's CPU quota."""
+    cores = len(usable_cores())
     for group in _cgroup_directories():
         quota, _, period = _read(group / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period):
@@ -35,6 +43,43 @@ def resident_memory() -> int:
     """Bytes of memory this process occupies."""
     pages = _read(Path("/proc/self/statm")).split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+class MappedFile:
+    """A file that a library maps into this process, to give back the memory of what was read.
+
+    It must stay mapped, and nothing may write to the mapping, as long as this object is used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.path.realpath(path)
+        self._ranges: list[tuple[int, int]] = []
+
+    def drop_pages(self) -> None:
+        """Take the file's pages out of this process; they are read again when touched.
+
+        Not those of one range alone: the system also maps some around each that is touched. If the library has copied
+        the file instead of mapping it, nothing happens.
+        """
+        self._ranges = self._ranges or _mapped_ranges(self._path)
+        for start, end in self._ranges:  # advice: what a system refuses costs only memory
+            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(mmap.MADV_DONTNEED))
+
+
+def _mapped_ranges(path: str) -> list[tuple[int, int]]:
+    """Addresses at which a file is mapped; none where the system does not tell."""
+    ranges = []
+    for line in _read(Path("/proc/self/maps")).splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] == path:
+            start, _, end = fields[0].partition("-")
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _memory_limits() -> Iterator[tuple[int, int, int]]:

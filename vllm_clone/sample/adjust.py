@@ -1,4 +1,4 @@
-"""Edits of logits before any draw: allowed ids, bias, masked ids, penalties, bad words.
+"""Edits of logits before any draw: grammar, allowed ids, bias, masked ids, penalties, bad words.
 
 Each takes only the rows that ask for it, so a batch without a feature pays nothing for it. All work in place on
 float32 logits [R, V], touching no other entries than the ones they name.
@@ -6,9 +6,13 @@ float32 logits [R, V], touching no other entries than the ones they name.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
+
+from vllm_clone import kernels
+from vllm_clone.kernels import TokenLists, reference
 
 RowIds = tuple[int, np.ndarray]
 """A row of the logits and token ids (int64) in it."""
@@ -28,42 +32,58 @@ class Penalised:
     presence: float
 
 
-def _indices(entries: Sequence[RowIds], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = np.repeat([row for row, _ in entries], [len(ids) for _, ids in entries])
-    ids = np.concatenate([ids for _, ids in entries])
-    return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
+@dataclass(frozen=True, slots=True)
+class Bitmask:
+    """What the grammars of some rows allow."""
+
+    rows_E: np.ndarray
+    """int64, rows of the logits."""
+    words_EW: np.ndarray
+    """int32, at least ⌈V/32⌉ words a row: bit v % 32 of word v // 32 allows token v."""
+
+
+def kernels_for(logits_RV: torch.Tensor) -> ModuleType:
+    """Functions of :mod:`vllm_clone.kernels` for the device of the logits."""
+    return kernels if logits_RV.is_cpu else reference
+
+
+def token_lists(rows: Sequence[int], ids: Sequence[np.ndarray]) -> TokenLists:
+    """Rows and the ids (int64) in each, as the kernels take them."""
+    starts_E1 = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum([len(part) for part in ids], out=starts_E1[1:])
+    return TokenLists(np.array(rows, np.int64), starts_E1, np.concatenate(ids))
+
+
+def _lists_of(entries: Sequence[RowIds]) -> TokenLists:
+    return token_lists([row for row, _ in entries], [ids for _, ids in entries])
+
+
+def allow_bits(logits_RV: torch.Tensor, bitmask: Bitmask) -> None:
+    """Set to −inf what a grammar does not allow."""
+    kernels_for(logits_RV).apply_bitmask_(logits_RV, bitmask.rows_E, bitmask.words_EW)
 
 
 def allow_only(logits_RV: torch.Tensor, entries: Sequence[RowIds]) -> None:
     """Set everything but the listed ids of the listed rows to −inf."""
-    at = _indices(entries, logits_RV.device)
-    kept = logits_RV[at]
-    logits_RV[[row for row, _ in entries]] = -torch.inf
-    logits_RV[at] = kept
+    kernels_for(logits_RV).keep_only_(logits_RV, _lists_of(entries))
 
 
 def add_bias(logits_RV: torch.Tensor, entries: Sequence[RowIds], values: Sequence[np.ndarray]) -> None:
     """Add to each listed id its value (float32); ids are distinct within a row."""
-    bias = torch.from_numpy(np.concatenate(values)).to(logits_RV.device)
-    logits_RV[_indices(entries, logits_RV.device)] += bias
+    kernels_for(logits_RV).add_at_(logits_RV, _lists_of(entries), np.concatenate(values))
 
 
-def mask(logits_RV: torch.Tensor, entries: Sequence[RowIds]) -> None:
-    """Set the listed ids to −inf."""
-    logits_RV[_indices(entries, logits_RV.device)] = -torch.inf
+def mask(logits_RV: torch.Tensor, entries: Sequence[RowIds], *, unless_last: bool = False) -> None:
+    """Set the listed ids to −inf; with ``unless_last`` not where a row would have nothing else left."""
+    kernels_for(logits_RV).mask_at_(logits_RV, _lists_of(entries), unless_last=unless_last)
 
 
 def penalise(logits_RV: torch.Tensor, entries: Sequence[Penalised]) -> None:
     """Repetition on prompt and output tokens, then frequency and presence on output tokens."""
-    device = logits_RV.device
-    at = _indices([(e.row, e.token_ids) for e in entries], device)
-    lengths = [len(e.token_ids) for e in entries]
-    scales = np.array([(e.repetition, e.frequency, e.presence) for e in entries], dtype=np.float32)
-    repetition, frequency, presence = torch.from_numpy(np.repeat(scales.T, lengths, axis=1)).to(device)
-    counts = torch.from_numpy(np.concatenate([e.output_counts for e in entries])).to(device)
-    x = logits_RV[at]
-    x = torch.where(x > 0, x / repetition, x * repetition)
-    logits_RV[at] = x - frequency * counts - presence * (counts > 0)
+    lists = token_lists([e.row for e in entries], [e.token_ids for e in entries])
+    occurrences_N = np.concatenate([e.output_counts for e in entries])
+    scales_E3 = np.array([(e.repetition, e.frequency, e.presence) for e in entries], np.float32)
+    kernels_for(logits_RV).penalise_(logits_RV, lists, occurrences_N, scales_E3)
 
 
 def banned_endings(words: Sequence[Sequence[int]], output_ids: Sequence[int]) -> list[int]:

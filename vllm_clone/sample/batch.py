@@ -9,18 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from vllm_clone.sample.adjust import Penalised, RowIds, banned_endings
+from vllm_clone.sample.adjust import Bitmask, Penalised, RowIds, banned_endings
+from vllm_clone.sample.logprobs import LogprobWish
 from vllm_clone.sample.token_counts import TokenCounts
 from vllm_clone.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobWish:
-    """What one row wants to see next to its token: ``num_top`` scores (−1: all), or those of ``token_ids``."""
-
-    row: int
-    num_top: int
-    token_ids: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -40,6 +32,7 @@ class SamplingBatch:
     """uint64."""
     positions_R: np.ndarray | None = None
     """int64, position of the input token whose successor is drawn."""
+    bitmask: Bitmask | None = None
     allowed: list[RowIds] = field(default_factory=list)
     bias: list[RowIds] = field(default_factory=list)
     bias_values: list[np.ndarray] = field(default_factory=list)
@@ -48,6 +41,11 @@ class SamplingBatch:
     penalised: list[Penalised] = field(default_factory=list)
     bad_words: list[RowIds] = field(default_factory=list)
     logprobs: list[LogprobWish] = field(default_factory=list)
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether rows change the logits beyond their grammar's mask, which counts as the model's own."""
+        return bool(self.allowed or self.bias or self.min_tokens or self.penalised or self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)

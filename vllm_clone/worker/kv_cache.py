@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from vllm_clone.config.kv_cache import KVCacheConfig, cdiv
+from vllm_clone.config.kv_cache import KV_DTYPES, KVCacheConfig, cdiv
 from vllm_clone.kernels.arena import huge_pages
 from vllm_clone.layers.attention import Attention
 
@@ -21,7 +21,7 @@ def bind_kv_cache(layers: Mapping[str, Attention], config: KVCacheConfig, device
             if j < len(group.layer_names):
                 layer = layers[group.layer_names[j]]
                 shape = layer.backend.kv_cache_shape(config.num_blocks, group.spec)
-                layer.kv_cache = tensor.view(getattr(torch, group.spec.dtype)).view(shape)
+                layer.kv_cache = tensor.view(getattr(torch, KV_DTYPES[group.spec.dtype].torch_name)).view(shape)
 
 
 def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:

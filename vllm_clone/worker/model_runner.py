@@ -10,7 +10,7 @@ from vllm_clone.logger import init_logger
 from vllm_clone.messages import LogprobRows
 from vllm_clone.models.base import CausalLM
 from vllm_clone.sample import Sampler
-from vllm_clone.sample.logprobs import top_rows
+from vllm_clone.sample.logprobs import score_tokens
 from vllm_clone.sampling_params import SamplingParams
 from vllm_clone.step import ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
 from vllm_clone.worker.graphs import NotRecordableError, RecordedForward
@@ -183,7 +183,7 @@ class ModelRunner:
         for start in range(0, len(hidden_TD), size):
             logits = self.model.compute_logits(hidden_TD[start : start + size])
             targets = self._tensor(targets_T[start : start + size])
-            part = top_rows(logits.log_softmax(-1), targets, num_top)
+            part = score_tokens(logits, targets, num_top)
             table.token_ids += part.token_ids
             table.logprobs += part.logprobs
             table.ranks += part.ranks

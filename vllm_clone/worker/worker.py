@@ -2,12 +2,12 @@
 
 import torch
 
-from vllm_clone import envs
+from vllm_clone import envs, kernels
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec, group_layers
 from vllm_clone.errors import ConfigError
 from vllm_clone.model_loader.loader import load_model, weight_bytes
-from vllm_clone.platforms import cpu
+from vllm_clone.platforms import cpu, placement
 from vllm_clone.step import ModelRunnerOutput, SchedulerOutput
 from vllm_clone.worker.kv_cache import useful_bytes
 from vllm_clone.worker.model_runner import ModelRunner
@@ -28,7 +28,11 @@ class Worker:
             # Our kernels have a pool of their own; a second one that spins at its barriers would fight it for the
             # cores. Only float16 goes through torch's matrix product.
             own = config.model_config.dtype != "float16"
-            torch.set_num_threads(1 if own else envs.VLLM_CPU_THREADS or cpu.num_usable_cores())
+            place = placement.plan(config.parallel_config)
+            placement.apply(place)
+            kernels.set_num_threads(place.num_threads)
+            kernels.set_thread_cores(list(place.cores) if place.pinned else [])
+            torch.set_num_threads(1 if own else place.num_threads)
         self.weight_bytes = 0
         self._runner: ModelRunner | None = None
 

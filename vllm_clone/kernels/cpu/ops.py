@@ -16,7 +16,16 @@ import vllm_clone.kernels.cpu._C as _C
 from vllm_clone import envs
 from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
 from vllm_clone.kernels.arena import Arena
+from vllm_clone.kernels.cpu.checks import require as _require
+from vllm_clone.kernels.cpu.sampling import add_at_ as add_at_
+from vllm_clone.kernels.cpu.sampling import apply_bitmask_ as apply_bitmask_
+from vllm_clone.kernels.cpu.sampling import keep_only_ as keep_only_
+from vllm_clone.kernels.cpu.sampling import mask_at_ as mask_at_
+from vllm_clone.kernels.cpu.sampling import penalise_ as penalise_
+from vllm_clone.kernels.cpu.sampling import sample_tokens as sample_tokens
+from vllm_clone.kernels.cpu.sampling import score_tokens as score_tokens
 from vllm_clone.kernels.gguf_matrix import GGUFMatrix
+from vllm_clone.kernels.reference import SCALE_BYTES, Rotary
 from vllm_clone.logger import init_logger
 from vllm_clone.platforms.cpu import num_usable_cores
 
@@ -31,6 +40,7 @@ class _Codes(dict[Any, int]):
 
 
 _DTYPES = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
+_KV_TYPES = _Codes({**_DTYPES, torch.float8_e4m3fn: 3, torch.float8_e5m2: 4, torch.int8: 5})
 _SILU, _GELU, _GELU_TANH, _RELU = 0, 1, 2, 3
 _GELU_KINDS = _Codes({"none": _GELU, "tanh": _GELU_TANH})
 MAX_HEAD_SIZE = 512
@@ -84,9 +94,12 @@ def set_num_threads(count: int) -> None:
     _C.set_num_threads(count)
 
 
-def _require(ok: bool, what: str) -> None:
-    if not ok:
-        raise ValueError(what)
+def set_thread_cores(cores: list[int]) -> None:
+    """Keep the i-th thread of the pool on core ``cores[i % len(cores)]``; [] lets all run where they like.
+
+    The calling thread is the pool's first and stays as it is: a thread it starts later inherits its cores.
+    """
+    _C.set_thread_cores(cores)
 
 
 _arena: Arena | None = None
@@ -99,7 +112,12 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 _weights = Arena()
-"""Where packed matrices stand, one after the other."""
+"""Where the matrices of a model stand, one after the other."""
+
+
+def empty_weight(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor for numbers that every step reads: 64-byte aligned, in huge pages if there are any."""
+    return _weights.empty(shape, dtype)
 
 
 class Tape:
@@ -193,6 +211,15 @@ def layer_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor 
     return out
 
 
+def _check_rotary(positions_T: torch.Tensor, cos_sin_PR: torch.Tensor, head_size: int) -> None:
+    _require(
+        positions_T.dtype == torch.int64 and cos_sin_PR.dtype == torch.float32, "rotary: int64 and float32 expected"
+    )
+    rotary_dim = cos_sin_PR.shape[1]
+    _require(rotary_dim <= head_size and rotary_dim % 2 == 0, "rotary: the table must be even and within a head")
+    _require(cos_sin_PR.is_contiguous() and positions_T.is_contiguous(), "rotary: table, positions must be contiguous")
+
+
 def rotary_embedding_(
     positions_T: torch.Tensor,
     q_T_HD: torch.Tensor,
@@ -201,12 +228,8 @@ def rotary_embedding_(
     head_size: int,
     is_neox: bool,
 ) -> None:
+    _check_rotary(positions_T, cos_sin_PR, head_size)
     rotary_dim = cos_sin_PR.shape[1]
-    _require(
-        positions_T.dtype == torch.int64 and cos_sin_PR.dtype == torch.float32, "rotary: int64 and float32 expected"
-    )
-    _require(rotary_dim <= head_size and rotary_dim % 2 == 0, "rotary: the table must be even and within a head")
-    _require(cos_sin_PR.is_contiguous() and positions_T.is_contiguous(), "rotary: table, positions must be contiguous")
     for x in (q_T_HD, k_T_KD):
         heads, rest = divmod(math.prod(x.shape[1:]), head_size)
         _require(heads > 0 and rest == 0 and x.dim() in (2, 3), "rotary: rows must be whole heads")
@@ -277,16 +300,26 @@ def _matrix_rows(matrix: torch.Tensor, k: int, rows_T: torch.Tensor, packed: boo
     return out
 
 
-def reshape_and_cache(
+def _page_facts(kv_cache: torch.Tensor, size: int) -> tuple[int, bool]:
+    """What the elements of a cache are called, and whether pages keep a scale per token and head."""
+    _require(kv_cache.dim() == 5 and kv_cache.is_contiguous(), "cache: contiguous [blocks, 2, K, block size, D] expected")
+    _, pair, heads, block_size, width = kv_cache.shape
+    scaled = kv_cache.element_size() == 1 and width == size + SCALE_BYTES
+    _require(pair == 2 and heads > 0 and (width == size or scaled), "cache: wrong shape")
+    _require(block_size > 0 and block_size % 2 == 0, "cache: blocks must hold an even number of tokens")
+    _require(size % 2 == 0 and size <= MAX_HEAD_SIZE, f"cache: head sizes are even, up to {MAX_HEAD_SIZE}")
+    _require(scaled or kv_cache.dtype != torch.int8, "cache: int8 needs scales")
+    return _KV_TYPES[kv_cache.dtype], scaled
+
+
+def _new_tokens(
     k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
-) -> None:
+) -> tuple[int, int, int, int, int]:
+    """Addresses of keys, values and slots, and distances of rows."""
     _require(k_TKD.dim() == 3 and k_TKD.shape == v_TKD.shape, "cache: keys and values must agree")
     tokens, heads, size = k_TKD.shape
-    _require(
-        kv_cache.is_contiguous() and kv_cache.shape[1:3] == (2, heads) and kv_cache.shape[4:] == (size,),
-        "cache: wrong shape",
-    )
-    _require(k_TKD.dtype == v_TKD.dtype == kv_cache.dtype, "cache: keys, values and cache must share a dtype")
+    _require(kv_cache.shape[2] == heads, "cache: wrong shape")
+    _require(k_TKD.dtype == v_TKD.dtype, "cache: keys and values must share a dtype")
     _require(k_TKD.stride()[1:] == v_TKD.stride()[1:] == (size, 1), "cache: heads must be contiguous")
     _require(
         slot_mapping_T.dtype == torch.int64
@@ -294,9 +327,22 @@ def reshape_and_cache(
         and (tokens < 2 or slot_mapping_T.stride(0) == 1),
         "cache: one int64 slot per token",
     )
+    return k_TKD.data_ptr(), v_TKD.data_ptr(), slot_mapping_T.data_ptr(), k_TKD.stride(0), v_TKD.stride(0)
+
+
+_NO_TOKENS = (0, 0, 0, 0, 0)
+_NO_ROTARY = (0, 0, 0, False)
+
+
+def reshape_and_cache(
+    k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
+) -> None:
+    key, value, slots, key_stride, value_stride = _new_tokens(k_TKD, v_TKD, kv_cache, slot_mapping_T)
+    tokens, heads, size = k_TKD.shape
+    kind, scaled = _page_facts(kv_cache, size)
     _C.write_cache(
-        _DTYPES[kv_cache.dtype], kv_cache.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr(), slot_mapping_T.data_ptr(),
-        tokens, k_TKD.stride(0), v_TKD.stride(0), heads, size, kv_cache.shape[3],
+        _DTYPES[k_TKD.dtype], kind, scaled, kv_cache.data_ptr(), key, value, slots, tokens, key_stride, value_stride,
+        heads, size, kv_cache.shape[3],
     )  # fmt: skip
 
 
@@ -312,19 +358,63 @@ def paged_attention(
     softcap: float = 0.0,
     out_THD: torch.Tensor,
 ) -> None:
-    _require(
-        q_THD.dim() == 3 and kv_cache.dim() == 5, "attention: [T, H, D] and [blocks, 2, K, block size, D] expected"
-    )
+    _attend(
+        q_THD, kv_cache, block_table_RB, query_start_loc_R1, seq_lens_R, scale, sliding_window, softcap, out_THD,
+        _NO_TOKENS, _NO_ROTARY,
+    )  # fmt: skip
+
+
+def fused_attention(
+    q_THD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+    block_table_RB: torch.Tensor,
+    query_start_loc_R1: torch.Tensor,
+    seq_lens_R: torch.Tensor,
+    *,
+    rotary: Rotary | None,
+    scale: float,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    out_THD: torch.Tensor,
+) -> None:
+    _require(q_THD.dtype == k_TKD.dtype and q_THD.shape[0] == k_TKD.shape[0], "attention: queries and keys disagree")
+    new = _new_tokens(k_TKD, v_TKD, kv_cache, slot_mapping_T)
+    turns: tuple[int, int, int, bool] = _NO_ROTARY
+    if rotary is not None:
+        positions_T, table = rotary.positions_T, rotary.cos_sin_PR
+        _check_rotary(positions_T, table, q_THD.shape[2])
+        _require(positions_T.shape[0] >= q_THD.shape[0], "rotary: one position per token")
+        turns = positions_T.data_ptr(), table.data_ptr(), table.shape[1], rotary.is_neox
+    _attend(
+        q_THD, kv_cache, block_table_RB, query_start_loc_R1, seq_lens_R, scale, sliding_window, softcap, out_THD, new,
+        turns,
+    )  # fmt: skip
+
+
+def _attend(
+    q_THD: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table_RB: torch.Tensor,
+    query_start_loc_R1: torch.Tensor,
+    seq_lens_R: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+    softcap: float,
+    out_THD: torch.Tensor,
+    new: tuple[int, int, int, int, int],
+    turns: tuple[int, int, int, bool],
+) -> None:
+    _require(q_THD.dim() == 3, "attention: [T, H, D] expected")
     _, heads, size = q_THD.shape
-    _, pair, kv_heads, block_size, cache_size = kv_cache.shape
-    _require(
-        pair == 2 and cache_size == size <= MAX_HEAD_SIZE and kv_heads > 0 and heads % kv_heads == 0,
-        "attention: heads and cache disagree",
-    )
+    kind, scaled = _page_facts(kv_cache, size)
+    kv_heads, block_size = kv_cache.shape[2:4]
+    _require(heads % kv_heads == 0, "attention: heads and cache disagree")
     _require(q_THD.shape == out_THD.shape, "attention: query and output must agree")
-    _require(q_THD.dtype == kv_cache.dtype == out_THD.dtype, "attention: query, cache and output must share a dtype")
+    _require(q_THD.dtype == out_THD.dtype, "attention: query and output must share a dtype")
     _require(q_THD.stride()[1:] == (size, 1) and out_THD.is_contiguous(), "attention: heads must be contiguous")
-    _require(kv_cache.is_contiguous(), "attention: the cache must be contiguous")
     requests = seq_lens_R.shape[0]
     _require(
         block_table_RB.shape[0] >= requests and query_start_loc_R1.shape[0] == requests + 1,
@@ -333,9 +423,10 @@ def paged_attention(
     for index in (block_table_RB, query_start_loc_R1, seq_lens_R):
         _require(index.dtype == torch.int32 and index.stride(-1) == 1, "attention: indices are contiguous int32")
     _C.attention(
-        _DTYPES[q_THD.dtype], out_THD.data_ptr(), q_THD.data_ptr(), kv_cache.data_ptr(), block_table_RB.data_ptr(),
-        query_start_loc_R1.data_ptr(), seq_lens_R.data_ptr(), requests, block_table_RB.stride(0),
-        q_THD.stride(0), heads, kv_heads, size, block_size, sliding_window, scale, softcap,
+        _DTYPES[q_THD.dtype], kind, scaled, out_THD.data_ptr(), q_THD.data_ptr(), kv_cache.data_ptr(),
+        block_table_RB.data_ptr(), query_start_loc_R1.data_ptr(), seq_lens_R.data_ptr(), requests,
+        block_table_RB.stride(0), q_THD.stride(0), heads, kv_heads, size, block_size, sliding_window, scale, softcap,
+        *new, *turns,
     )  # fmt: skip
 
 
@@ -345,20 +436,50 @@ LINEAR_TILE = 32
 
 def can_pack_linear(weight_NK: torch.Tensor) -> bool:
     """Whether :func:`pack_linear` takes this matrix."""
-    if weight_NK.dim() != 2:
-        return False
-    return weight_NK.dtype == torch.float32 or (weight_NK.dtype == torch.bfloat16 and weight_NK.shape[1] % 2 == 0)
+    return weight_NK.dim() == 2 and packed_linear_shape(*weight_NK.shape, weight_NK.dtype) is not None
+
+
+def packed_linear_shape(n: int, k: int, dtype: torch.dtype) -> tuple[int, ...] | None:
+    """Shape of a packed matrix [n, k]: (⌈n/32⌉, k/2, 32, 2) for bf16, (⌈n/32⌉, k, 32) for f32; None if it cannot be."""
+    tiles = -(-n // LINEAR_TILE)
+    if dtype == torch.float32:
+        return tiles, k, LINEAR_TILE
+    return (tiles, k // 2, LINEAR_TILE, 2) if dtype == torch.bfloat16 and k % 2 == 0 else None
 
 
 def pack_linear(weight_NK: torch.Tensor) -> torch.Tensor:
-    """Weights [N, K] in the order the kernel streams them: [⌈N/32⌉, K/2, 32, 2] (bf16) or [⌈N/32⌉, K, 32] (f32)."""
-    _require(can_pack_linear(weight_NK) and weight_NK.is_contiguous(), "pack_linear: float32 or bfloat16 of even width")
-    n, k = weight_NK.shape
-    tiles = -(-n // LINEAR_TILE)
-    shape = (tiles, k, LINEAR_TILE) if weight_NK.dtype == torch.float32 else (tiles, k // 2, LINEAR_TILE, 2)
-    packed = _weights.empty(shape, weight_NK.dtype)
-    _C.pack_linear(_DTYPES[weight_NK.dtype], packed.data_ptr(), weight_NK.data_ptr(), n, k)
+    """Weights [N, K] in the order the kernel streams them, of :func:`packed_linear_shape`."""
+    _require(can_pack_linear(weight_NK), "pack_linear: float32 or bfloat16 of even width")
+    shape = packed_linear_shape(*weight_NK.shape, weight_NK.dtype)
+    assert shape is not None
+    packed = empty_weight(shape, weight_NK.dtype)
+    _pack_tiles(packed, weight_NK)
     return packed
+
+
+def pack_linear_rows(packed: torch.Tensor, first: int, rows_RK: torch.Tensor) -> None:
+    """Write rows [R, K] of a matrix, from row ``first`` on, into its packed form; other rows stay as they are."""
+    end, tiles = first + rows_RK.shape[0], packed.shape[0]
+    _require(
+        packed.is_contiguous() and 0 <= first <= end <= tiles * LINEAR_TILE and rows_RK.dtype == packed.dtype
+        and can_pack_linear(rows_RK) and packed.shape == packed_linear_shape(tiles * LINEAR_TILE, rows_RK.shape[1], packed.dtype),
+        "pack_linear_rows: rows and packed matrix must agree in width and dtype",
+    )  # fmt: skip
+    whole = range(-(-first // LINEAR_TILE), end // LINEAR_TILE)
+    if whole:
+        rows = rows_RK[whole.start * LINEAR_TILE - first : whole.stop * LINEAR_TILE - first]
+        _pack_tiles(packed[whole.start : whole.stop], rows)
+    for tile in sorted({first // LINEAR_TILE, (end - 1) // LINEAR_TILE} - set(whole)) if end > first else ():
+        start = tile * LINEAR_TILE
+        matrix = packed_rows(packed, torch.arange(start, start + LINEAR_TILE))
+        low, high = max(first, start), min(end, start + LINEAR_TILE)
+        matrix[low - start : high - start] = rows_RK[low - first : high - first]
+        _pack_tiles(packed[tile : tile + 1], matrix)
+
+
+def _pack_tiles(packed: torch.Tensor, rows_NK: torch.Tensor) -> None:
+    _require(rows_NK.is_contiguous() and rows_NK.dtype == packed.dtype, "pack_linear: contiguous rows of one dtype")
+    _C.pack_linear(_DTYPES[packed.dtype], packed.data_ptr(), rows_NK.data_ptr(), *rows_NK.shape)
 
 
 def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
