@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheGroup, group_layers
+from vllm_clone.config.named_code import import_named
 from vllm_clone.core.kv_cache.manager import KVCacheManager
 from vllm_clone.core.sched.scheduler import Scheduler
 from vllm_clone.errors import ConfigError
@@ -14,7 +15,6 @@ from vllm_clone.executor.base import Executor
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason
 from vllm_clone.step import SchedulerOutput
-from vllm_clone.utils.imports import import_named
 
 logger = init_logger(__name__)
 

@@ -2,9 +2,9 @@
 
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec
+from vllm_clone.config.named_code import import_named
 from vllm_clone.executor.base import Executor
 from vllm_clone.step import ModelRunnerOutput, SchedulerOutput
-from vllm_clone.utils.imports import import_named
 from vllm_clone.worker.worker import Worker
 
 

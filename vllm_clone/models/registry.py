@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from vllm_clone.config.named_code import import_named
 from vllm_clone.errors import ModelLoadError
-from vllm_clone.utils.imports import import_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from vllm_clone import envs
 from vllm_clone.config import FrontendConfig, VllmConfig
+from vllm_clone.config.named_code import import_named
 from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.entrypoints.openai.routes import openai_routes
 from vllm_clone.entrypoints.openai.serving import Serving
@@ -24,7 +25,6 @@ from vllm_clone.entrypoints.serve.middleware import (
 from vllm_clone.entrypoints.serve.routes import Load, service_routes, token_routes
 from vllm_clone.errors import ConfigError, EngineDeadError, RequestError
 from vllm_clone.metrics.prometheus import HTTPMetrics
-from vllm_clone.utils.imports import import_named
 
 
 def routes_of(app: FastAPI) -> list[tuple[str, list[str]]]:
