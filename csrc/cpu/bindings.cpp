@@ -49,21 +49,21 @@ NB_MODULE(_C, m) {
 
   m.def(
       "rms_norm",
-      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t residual, uintptr_t weight, int64_t rows, int64_t heads,
-         int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset) {
+      [](int dtype, int stream, uintptr_t out, uintptr_t x, uintptr_t residual, uintptr_t weight, int64_t rows,
+         int64_t heads, int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset) {
         call(Axis::tokens, rows, [=](int64_t rows) {
-          table().rms_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(residual), at<void>(weight), rows, heads,
-                           dim, x_stride, out_stride, eps, offset);
+          table().rms_norm(DType(dtype), DType(stream), at<void>(out), at<void>(x), at<void>(residual),
+                           at<void>(weight), rows, heads, dim, x_stride, out_stride, eps, offset);
         });
       },
       Release());
   m.def(
       "layer_norm",
-      [](int dtype, uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, int64_t rows, int64_t dim,
+      [](int dtype, int stream, uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, int64_t rows, int64_t dim,
          float eps) {
         call(Axis::tokens, rows, [=](int64_t rows) {
-          table().layer_norm(DType(dtype), at<void>(out), at<void>(x), at<void>(weight), at<void>(bias), rows, dim,
-                             eps);
+          table().layer_norm(DType(dtype), DType(stream), at<void>(out), at<void>(x), at<void>(weight), at<void>(bias),
+                             rows, dim, eps);
         });
       },
       Release());
@@ -87,9 +87,10 @@ NB_MODULE(_C, m) {
       Release());
   m.def(
       "scale_add",
-      [](int dtype, uintptr_t x, uintptr_t y, int64_t rows, int64_t dim, float a, float b) {
-        call(Axis::tokens, rows,
-             [=](int64_t rows) { table().scale_add(DType(dtype), at<void>(x), at<void>(y), rows, dim, a, b); });
+      [](int dtype, int y_dtype, uintptr_t x, uintptr_t y, int64_t rows, int64_t dim, float a, float b) {
+        call(Axis::tokens, rows, [=](int64_t rows) {
+          table().scale_add(DType(dtype), DType(y_dtype), at<void>(x), at<void>(y), rows, dim, a, b);
+        });
       },
       Release());
   m.def(
@@ -100,9 +101,11 @@ NB_MODULE(_C, m) {
       Release());
   m.def(
       "linear_rows",
-      [](int dtype, bool packed, uintptr_t out, uintptr_t matrix, uintptr_t rows, int64_t count, int64_t k) {
+      [](int dtype, int out_dtype, bool packed, uintptr_t out, uintptr_t matrix, uintptr_t rows, int64_t count,
+         int64_t k) {
         call(Axis::tokens, count, [=](int64_t count) {
-          table().linear_rows(DType(dtype), packed, at<void>(out), at<void>(matrix), at<int64_t>(rows), count, k);
+          table().linear_rows(DType(dtype), DType(out_dtype), packed, at<void>(out), at<void>(matrix),
+                              at<int64_t>(rows), count, k);
         });
       },
       Release());

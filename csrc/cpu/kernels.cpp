@@ -21,8 +21,9 @@ using namespace simd;
 
 // ---- norms -------------------------------------------------------------------------------------
 
-template <typename T>
-void rms_norm_row(T* out, const T* x, T* residual, const T* weight, int64_t dim, float eps, float offset) {
+// X and R are the types of x and of the residual stream, which when given is normalised after x was added to it.
+template <typename T, typename X, typename R>
+void rms_norm_row(T* out, const X* x, R* residual, const T* weight, int64_t dim, float eps, float offset) {
   const int64_t whole = dim / kLanes * kLanes;
   vf squares{};
   float rest = 0;
@@ -38,37 +39,43 @@ void rms_norm_row(T* out, const T* x, T* residual, const T* weight, int64_t dim,
   for (int64_t i = whole; i < dim; ++i) {
     float v = to_float(x[i]);
     if (residual) {
-      residual[i] = from_float<T>(v + to_float(residual[i]));
+      residual[i] = from_float<R>(v + to_float(residual[i]));
       v = to_float(residual[i]);
     }
     rest += v * v;
   }
   const float factor = 1.0f / std::sqrt((sum(squares) + rest) / static_cast<float>(dim) + eps);
-  const T* source = residual ? residual : x;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    store(out + i, load(source + i) * factor * (load(weight + i) + offset));
-  for (int64_t i = whole; i < dim; ++i)
-    out[i] = from_float<T>(to_float(source[i]) * factor * (to_float(weight[i]) + offset));
+  const auto scale = [&](const auto* source) {
+    for (int64_t i = 0; i < whole; i += kLanes)
+      store(out + i, load(source + i) * factor * (load(weight + i) + offset));
+    for (int64_t i = whole; i < dim; ++i)
+      out[i] = from_float<T>(to_float(source[i]) * factor * (to_float(weight[i]) + offset));
+  };
+  if (residual) return scale(residual);
+  scale(x);
 }
 
-void rms_norm(DType dtype, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t heads,
-              int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset) {
+void rms_norm(DType dtype, DType stream, void* out, const void* x, void* residual, const void* weight, int64_t rows,
+              int64_t heads, int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    parallel_for(rows * heads, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = i / heads, within = i % heads * dim;
-        rms_norm_row<T>(static_cast<T*>(out) + row * out_stride + within,
-                        static_cast<const T*>(x) + row * x_stride + within,
-                        residual ? static_cast<T*>(residual) + i * dim : nullptr, static_cast<const T*>(weight), dim,
-                        eps, offset);
-      }
-    });
+    const auto run = [&](const auto* x, auto* residual) {
+      parallel_for(rows * heads, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t row = i / heads, within = i % heads * dim;
+          rms_norm_row(static_cast<T*>(out) + row * out_stride + within, x + row * x_stride + within,
+                       residual ? residual + i * dim : nullptr, static_cast<const T*>(weight), dim, eps, offset);
+        }
+      });
+    };
+    if (stream == dtype) return run(static_cast<const T*>(x), static_cast<T*>(residual));
+    if (residual) return run(static_cast<const T*>(x), static_cast<float*>(residual));
+    run(static_cast<const float*>(x), static_cast<T*>(nullptr));
   });
 }
 
-template <typename T>
-void layer_norm_row(T* out, const T* x, const T* weight, const T* bias, int64_t dim, float eps) {
+template <typename T, typename X>
+void layer_norm_row(T* out, const X* x, const T* weight, const T* bias, int64_t dim, float eps) {
   const int64_t whole = dim / kLanes * kLanes;
   vf lanes{};
   float rest = 0;
@@ -94,15 +101,19 @@ void layer_norm_row(T* out, const T* x, const T* weight, const T* bias, int64_t 
   }
 }
 
-void layer_norm(DType dtype, void* out, const void* x, const void* weight, const void* bias, int64_t rows, int64_t dim,
-                float eps) {
+void layer_norm(DType dtype, DType stream, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
+                int64_t dim, float eps) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    parallel_for(rows, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        layer_norm_row<T>(static_cast<T*>(out) + r * dim, static_cast<const T*>(x) + r * dim,
-                          static_cast<const T*>(weight), static_cast<const T*>(bias), dim, eps);
-    });
+    const auto run = [&](const auto* x) {
+      parallel_for(rows, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r)
+          layer_norm_row(static_cast<T*>(out) + r * dim, x + r * dim, static_cast<const T*>(weight),
+                         static_cast<const T*>(bias), dim, eps);
+      });
+    };
+    if (stream == dtype) return run(static_cast<const T*>(x));
+    run(static_cast<const float*>(x));
   });
 }
 
@@ -146,18 +157,23 @@ void activation(DType dtype, void* out, const void* x, int64_t rows, int64_t dim
 }
 
 // x = a x + b y, elementwise; y may be null.
-void scale_add(DType dtype, void* x, const void* y, int64_t rows, int64_t dim, float a, float b) {
-  with_type(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+void scale_add(DType dtype, DType y_dtype, void* x, const void* y, int64_t rows, int64_t dim, float a, float b) {
+  const auto run = [&](auto* x, const auto* y) {
+    using T = std::remove_pointer_t<decltype(x)>;
     parallel_for(rows, 1 + 32768 / dim, [&](int64_t begin, int64_t end) {
-      T* to = static_cast<T*>(x) + begin * dim;
-      const T* from = y ? static_cast<const T*>(y) + begin * dim : nullptr;
+      T* to = x + begin * dim;
+      const auto* from = y ? y + begin * dim : nullptr;
       const int64_t count = (end - begin) * dim;
       int64_t i = 0;
       for (; i + kLanes <= count; i += kLanes)
         store(to + i, from ? load(to + i) * a + load(from + i) * b : load(to + i) * a);
       for (; i < count; ++i) to[i] = from_float<T>(to_float(to[i]) * a + (from ? to_float(from[i]) * b : 0.0f));
     });
+  };
+  with_type(y_dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (dtype == y_dtype) return run(static_cast<T*>(x), static_cast<const T*>(y));
+    run(static_cast<float*>(x), static_cast<const T*>(y));
   });
 }
 
@@ -179,24 +195,27 @@ void pack_linear(DType dtype, void* packed, const void* weight, int64_t n, int64
   });
 }
 
-void linear_rows(DType dtype, bool packed, void* out, const void* matrix, const int64_t* rows, int64_t count,
-                 int64_t k) {
-  const auto run = [&](auto* type) {
+void linear_rows(DType dtype, DType out_dtype, bool packed, void* out, const void* matrix, const int64_t* rows,
+                 int64_t count, int64_t k) {
+  with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* from = static_cast<const T*>(matrix);
-    parallel_for(count, 1 + 16384 / k, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        T* to = static_cast<T*>(out) + i * k;
-        if (packed) {
-          linear::unpack(from, to, k, rows[i]);
-        } else {
-          std::copy_n(from + rows[i] * k, k, to);
+    const auto run = [&](auto* out) {
+      parallel_for(count, 1 + 16384 / k, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          auto* to = out + i * k;
+          if (packed) {
+            if constexpr (!std::is_same_v<T, fp16>) linear::unpack(from, to, k, rows[i]);
+          } else {
+            using O = std::remove_pointer_t<decltype(out)>;
+            for (int64_t j = 0; j < k; ++j) to[j] = as<O>(from[rows[i] * k + j]);
+          }
         }
-      }
-    });
-  };
-  if (dtype == DType::f32) return run(static_cast<float*>(nullptr));
-  run(static_cast<bf16*>(nullptr));  // a plain copy of half precision moves the same bytes
+      });
+    };
+    if (out_dtype == dtype) return run(static_cast<T*>(out));
+    run(static_cast<float*>(out));
+  });
 }
 
 void linear_product(const LinearArgs& args) {

@@ -88,24 +88,26 @@ struct EditArgs {
 
 struct KernelTable {
   // out = norm(x [+ residual]) * (weight + offset), for each of the row's heads; residual, contiguous and with one head
-  // only, receives the sum.
-  void (*rms_norm)(DType, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t heads,
-                   int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset);
-  void (*layer_norm)(DType, void* out, const void* x, const void* weight, const void* bias, int64_t rows, int64_t dim,
-                     float eps);
+  // only, receives the sum. Residual, or x when there is none, has the type stream: f32 or that of the others.
+  void (*rms_norm)(DType, DType stream, void* out, const void* x, void* residual, const void* weight, int64_t rows,
+                   int64_t heads, int64_t dim, int64_t x_stride, int64_t out_stride, float eps, float offset);
+  // x has the type stream: f32 or that of the others.
+  void (*layer_norm)(DType, DType stream, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
+                     int64_t dim, float eps);
   void (*rotary)(DType, void* x, const int64_t* positions, const float* cos_sin, int64_t rows, int64_t heads,
                  int64_t row_stride, int head_size, int rotary_dim, bool neox);
   // out[rows, dim] = act(x[:, :dim]) * x[:, dim:] when gated, act(x) otherwise. act: 0 silu, 1 gelu, 2 gelu tanh,
   // 3 relu.
   void (*activation)(DType, void* out, const void* x, int64_t rows, int64_t dim, int act, bool gated);
-  // x = a x + b y, both [rows, dim]; y may be null.
-  void (*scale_add)(DType, void* x, const void* y, int64_t rows, int64_t dim, float a, float b);
+  // x = a x + b y, both [rows, dim]; y may be null. x is f32 or of y's type.
+  void (*scale_add)(DType, DType y_dtype, void* x, const void* y, int64_t rows, int64_t dim, float a, float b);
   // Stores new keys and values, if any, then attends; with no requests it only stores.
   void (*attention)(const AttentionArgs&);
   // Weights [n, k] -> packed, ceil(n / 32) * 32 * k elements. f32 and bf16 only.
   void (*pack_linear)(DType, void* packed, const void* weight, int64_t n, int64_t k);
-  // out[count, k] = the given rows of a matrix, plain or packed (f32 and bf16 only).
-  void (*linear_rows)(DType, bool packed, void* out, const void* matrix, const int64_t* rows, int64_t count, int64_t k);
+  // out[count, k] = the given rows of a matrix, plain or packed (f32 and bf16 only), in the matrix's type or f32.
+  void (*linear_rows)(DType, DType out_dtype, bool packed, void* out, const void* matrix, const int64_t* rows,
+                      int64_t count, int64_t k);
   void (*linear)(const LinearArgs&);
   // Expands count elements of a GGUF storage type; false when the type is not known here.
   bool (*dequantize)(DType, void* out, const void* data, int ggml_type, int64_t count);

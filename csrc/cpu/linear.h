@@ -67,9 +67,13 @@ inline void pack(const T* w, T* out, int64_t n, int64_t k, int64_t tile) {
 }
 
 // One row of the matrix that pack() packed.
-inline void unpack(const bf16* packed, bf16* out, int64_t k, int64_t row) {
+template <typename O>
+void unpack(const bf16* packed, O* out, int64_t k, int64_t row) {
   const bf16* from = packed + row / kTile * kTile * k + row % kTile * 2;
-  for (int64_t kk = 0; kk < k; kk += 2, from += 2 * kTile) std::memcpy(out + kk, from, 4);
+  for (int64_t kk = 0; kk < k; kk += 2, from += 2 * kTile) {
+    out[kk] = as<O>(from[0]);
+    out[kk + 1] = as<O>(from[1]);
+  }
 }
 inline void unpack(const float* packed, float* out, int64_t k, int64_t row) {
   const float* from = packed + row / kTile * kTile * k + row % kTile;

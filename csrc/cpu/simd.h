@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -85,6 +86,15 @@ inline fp16 from_float<fp16>(float x) {
   }
   bits += 0xfffu + ((bits >> 13) & 1u) - 0x38000000u;
   return {static_cast<uint16_t>(sign | (bits >> 13))};
+}
+
+// x in another type; the same bits when it is its own.
+template <typename O, typename T>
+inline O as(T x) {
+  if constexpr (std::is_same_v<O, T>)
+    return x;
+  else
+    return from_float<O>(to_float(x));
 }
 
 inline vf load(const float* p) {

@@ -25,7 +25,7 @@ class VocabParallelEmbedding(LinearBase):
         super().__init__(Part.whole(hidden_size), {None: part}, False, options)
 
     def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """Token ids [T] → embeddings [T, D]."""
+        """Token ids [T] → embeddings [T, D], float32."""
         if self.tp.size == 1:
             return self.method.embed(self, ids_T)
         vocab = self.outputs[None]

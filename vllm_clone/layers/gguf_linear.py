@@ -119,7 +119,7 @@ class GGUFLinearMethod(PackedLinearMethod):
         if not self._matrices:
             return super().embed(layer, ids_T)
         (matrix,) = self._matrices
-        return kernels.gguf_rows(matrix.packed, matrix.ggml_type, layer.in_features, ids_T, self._dtype)
+        return kernels.gguf_rows(matrix.packed, matrix.ggml_type, layer.in_features, ids_T, torch.float32)
 
     def _expand(self, layer: LinearBase, matrix: GGUFMatrix) -> torch.Tensor:
         rows = torch.arange(matrix.num_outputs)

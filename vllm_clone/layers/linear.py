@@ -86,7 +86,7 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def embed(self, layer: "LinearBase", ids_T: torch.Tensor) -> torch.Tensor:
-        """Rows ``ids_T`` of the matrix as [T, in_features]: an embedding that shares its matrix with the head."""
+        """Rows ``ids_T`` of the matrix as float32 [T, in_features]: the residual stream begins with them."""
 
 
 class UnquantizedLinearMethod(LinearMethod):
@@ -109,7 +109,7 @@ class UnquantizedLinearMethod(LinearMethod):
         return layer.weight
 
     def embed(self, layer: "LinearBase", ids_T: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids_T, layer.weight)
+        return F.embedding(ids_T, layer.weight).float()
 
 
 class LinearBase(WeightModule):

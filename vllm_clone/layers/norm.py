@@ -10,6 +10,8 @@ from vllm_clone.layers.weights import WeightModule
 class RMSNorm(WeightModule):
     """x / rms(x) × (weight + weight_offset) over the last axis, computed in float32.
 
+    x is in the model's dtype, like the result, or is the residual stream in float32.
+
     Args:
         size: of the last axis.
         eps: added to the mean square.
@@ -39,7 +41,7 @@ class RMSNorm(WeightModule):
 
 
 class LayerNorm(WeightModule):
-    """(x − mean) / std × weight + bias over the last axis."""
+    """(x − mean) / std × weight + bias over the last axis; x as for :class:`RMSNorm`."""
 
     weight: torch.Tensor
     bias: torch.Tensor

@@ -71,4 +71,4 @@ class PackedLinearMethod(UnquantizedLinearMethod):
     def embed(self, layer: LinearBase, ids_T: torch.Tensor) -> torch.Tensor:
         if layer.weight.dim() == 2:
             return super().embed(layer, ids_T)
-        return kernels.packed_rows(layer.weight, ids_T)
+        return kernels.packed_rows(layer.weight, ids_T, torch.float32)

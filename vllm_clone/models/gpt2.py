@@ -107,7 +107,7 @@ class GPT2Layer(nn.Module):
         self.mlp = GPT2MLP(config, options)
 
     def forward(self, x_TD: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """[T, D] → [T, D], in place."""
+        """[T, D] → [T, D], the residual stream in float32, in place."""
         kernels.add_(x_TD, self.attn(self.ln_1(x_TD), ctx))
         kernels.add_(x_TD, self.mlp(self.ln_2(x_TD)))
         return x_TD

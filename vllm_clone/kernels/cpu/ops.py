@@ -153,20 +153,21 @@ class Tape:
         return len(self._tape)
 
 
-def _norm_width(x_TD: torch.Tensor, weight_D: torch.Tensor) -> int:
-    """Size of the axis to normalise."""
+def _norm_facts(x_TD: torch.Tensor, weight_D: torch.Tensor) -> tuple[int, int, int]:
+    """Size of the axis to normalise, and what the dtypes of the weight and of x are called."""
     dim = weight_D.shape[0]
-    _require(x_TD.shape[-1] == dim > 0 and x_TD.dtype == weight_D.dtype, "norm: x and weight must agree")
+    _require(x_TD.shape[-1] == dim > 0, "norm: x and weight must agree")
+    _require(x_TD.dtype in (weight_D.dtype, torch.float32), "norm: x must be float32 or of the weight's dtype")
     _require(weight_D.dim() == 1 and weight_D.is_contiguous(), "norm: the weight must be one contiguous row")
-    return dim
+    return dim, _DTYPES[weight_D.dtype], _DTYPES[x_TD.dtype]
 
 
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0) -> torch.Tensor:
-    dim = _norm_width(x_TD, weight_D)
+    dim, dtype, stream = _norm_facts(x_TD, weight_D)
     rows = x_TD if x_TD.dim() == 2 and x_TD.stride(1) == 1 else x_TD.contiguous().view(-1, dim)
-    out = empty(tuple(x_TD.shape), x_TD.dtype)
+    out = empty(tuple(x_TD.shape), weight_D.dtype)
     _C.rms_norm(
-        _DTYPES[x_TD.dtype], out.data_ptr(), rows.data_ptr(), 0, weight_D.data_ptr(), rows.shape[0], 1, dim,
+        dtype, stream, out.data_ptr(), rows.data_ptr(), 0, weight_D.data_ptr(), rows.shape[0], 1, dim,
         rows.stride(0), dim, eps, weight_offset,
     )  # fmt: skip
     return out
@@ -177,37 +178,40 @@ def rms_norm_heads_(x_T_HD: torch.Tensor, weight_D: torch.Tensor, eps: float, *,
     _require(x_T_HD.dim() == 2 and x_T_HD.stride(1) == 1, "rms_norm_heads_: rows of heads expected")
     heads, rest = divmod(x_T_HD.shape[1], dim)
     _require(rest == 0 and x_T_HD.dtype == weight_D.dtype, "rms_norm_heads_: rows must be whole heads")
-    x, stride = x_T_HD.data_ptr(), x_T_HD.stride(0)
+    dtype, x, stride = _DTYPES[x_T_HD.dtype], x_T_HD.data_ptr(), x_T_HD.stride(0)
     _C.rms_norm(
-        _DTYPES[x_T_HD.dtype], x, x, 0, weight_D.data_ptr(), x_T_HD.shape[0], heads, dim, stride, stride, eps,
-        weight_offset,
-    )  # fmt: skip
+        dtype, dtype, x, x, 0, weight_D.data_ptr(), x_T_HD.shape[0], heads, dim, stride, stride, eps, weight_offset
+    )
 
 
 def fused_add_rms_norm(
     x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, weight_offset: float = 0.0
 ) -> None:
-    dim = _norm_width(x_TD, weight_D)
+    dim, dtype, stream = _norm_facts(residual_TD, weight_D)
     _require(
-        x_TD.shape == residual_TD.shape and x_TD.dtype == residual_TD.dtype, "fused_add_rms_norm: x and residual differ"
+        x_TD.shape == residual_TD.shape and x_TD.dtype == weight_D.dtype, "fused_add_rms_norm: x and residual differ"
     )
     _require(
         x_TD.is_contiguous() and residual_TD.is_contiguous(), "fused_add_rms_norm: works in place on contiguous rows"
     )
     x = x_TD.data_ptr()
     _C.rms_norm(
-        _DTYPES[x_TD.dtype], x, x, residual_TD.data_ptr(), weight_D.data_ptr(), x_TD.numel() // dim, 1, dim, dim, dim,
+        dtype, stream, x, x, residual_TD.data_ptr(), weight_D.data_ptr(), x_TD.numel() // dim, 1, dim, dim, dim,
         eps, weight_offset,
     )  # fmt: skip
 
 
 def layer_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float) -> torch.Tensor:
-    x, dim = x_TD.contiguous(), _norm_width(x_TD, weight_D)
+    dim, dtype, stream = _norm_facts(x_TD, weight_D)
     if bias_D is not None:
-        _norm_width(x_TD, bias_D)
-    out = empty(tuple(x.shape), x.dtype)
+        _require(bias_D.shape == weight_D.shape and bias_D.dtype == weight_D.dtype, "norm: bias and weight must agree")
+        _require(bias_D.is_contiguous(), "norm: the bias must be contiguous")
+    x = x_TD.contiguous()
+    out = empty(tuple(x.shape), weight_D.dtype)
     bias = 0 if bias_D is None else bias_D.data_ptr()
-    _C.layer_norm(_DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), weight_D.data_ptr(), bias, x.numel() // dim, dim, eps)
+    _C.layer_norm(
+        dtype, stream, out.data_ptr(), x.data_ptr(), weight_D.data_ptr(), bias, x.numel() // dim, dim, eps
+    )
     return out
 
 
@@ -278,25 +282,32 @@ def _rows_of(x: torch.Tensor) -> tuple[int, int]:
 
 
 def scale_(x_TD: torch.Tensor, factor: float) -> None:
-    _C.scale_add(_DTYPES[x_TD.dtype], x_TD.data_ptr(), 0, *_rows_of(x_TD), factor, 0.0)
+    dtype = _DTYPES[x_TD.dtype]
+    _C.scale_add(dtype, dtype, x_TD.data_ptr(), 0, *_rows_of(x_TD), factor, 0.0)
 
 
 def add_(x_TD: torch.Tensor, y_TD: torch.Tensor) -> None:
-    _require(x_TD.shape == y_TD.shape and x_TD.dtype == y_TD.dtype and y_TD.is_contiguous(), "add_: x and y must agree")
-    _C.scale_add(_DTYPES[x_TD.dtype], x_TD.data_ptr(), y_TD.data_ptr(), *_rows_of(x_TD), 1.0, 1.0)
+    _require(x_TD.shape == y_TD.shape and y_TD.is_contiguous(), "add_: x and y must agree")
+    _require(x_TD.dtype in (y_TD.dtype, torch.float32), "add_: x must be float32 or of y's dtype")
+    dtypes = _DTYPES[x_TD.dtype], _DTYPES[y_TD.dtype]
+    _C.scale_add(*dtypes, x_TD.data_ptr(), y_TD.data_ptr(), *_rows_of(x_TD), 1.0, 1.0)
 
 
-def embedding(matrix_NK: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
+def embedding(matrix_NK: torch.Tensor, rows_T: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     _require(matrix_NK.dim() == 2 and matrix_NK.is_contiguous(), "embedding: a contiguous matrix expected")
-    return _matrix_rows(matrix_NK, matrix_NK.shape[1], rows_T, False)
+    return _matrix_rows(matrix_NK, matrix_NK.shape[1], rows_T, dtype, False)
 
 
-def _matrix_rows(matrix: torch.Tensor, k: int, rows_T: torch.Tensor, packed: bool) -> torch.Tensor:
+def _matrix_rows(
+    matrix: torch.Tensor, k: int, rows_T: torch.Tensor, dtype: torch.dtype | None, packed: bool
+) -> torch.Tensor:
     _require(rows_T.dtype == torch.int64 and rows_T.is_contiguous(), "embedding: contiguous int64 rows expected")
-    out = empty((rows_T.numel(), k), matrix.dtype)
+    _require(dtype in (None, matrix.dtype, torch.float32), "embedding: float32 or the matrix's dtype expected")
+    out = empty((rows_T.numel(), k), dtype or matrix.dtype)
     _C.linear_rows(
-        _DTYPES[matrix.dtype], packed, out.data_ptr(), matrix.data_ptr(), rows_T.data_ptr(), rows_T.numel(), k
-    )
+        _DTYPES[matrix.dtype], _DTYPES[out.dtype], packed, out.data_ptr(), matrix.data_ptr(), rows_T.data_ptr(),
+        rows_T.numel(), k,
+    )  # fmt: skip
     return out
 
 
@@ -486,9 +497,9 @@ def _pack_tiles(packed: torch.Tensor, rows_NK: torch.Tensor) -> None:
     _C.pack_linear(_DTYPES[packed.dtype], packed.data_ptr(), rows_NK.data_ptr(), *rows_NK.shape)
 
 
-def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor) -> torch.Tensor:
-    """Rows of the matrix that :func:`pack_linear` packed: int64 [T] → [T, K]."""
-    return _matrix_rows(packed, packed[0].numel() // LINEAR_TILE, rows_T, True)
+def packed_rows(packed: torch.Tensor, rows_T: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Rows of the matrix that :func:`pack_linear` packed: int64 [T] → [T, K], in its dtype or float32."""
+    return _matrix_rows(packed, packed[0].numel() // LINEAR_TILE, rows_T, dtype, True)
 
 
 _STORE = 0
