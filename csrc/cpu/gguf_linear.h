@@ -1,8 +1,12 @@
-// y = x W^T (+ b) with W in the bits of a GGUF storage type and x rounded to 8 bits, one scale per 32 inputs.
+// y = x W^T (+ b) with W in the bits of a GGUF storage type and x rounded to 16 bits, one scale per 32 inputs. (With 8,
+// as other implementations have it, a model's log-probabilities are five times as noisy as bf16 leaves them.)
 //
 // All types are brought to one form: 32 inputs ("group") of an output are unsigned integers q of 4 to 8 bits with
 // w = d (q - offset) + m, where offset belongs to the type, d (one per 32 or two, one per 16) and m (perhaps) to the
-// group. So the sum over a group is an integer dot product, its scales, and m times the sum of the inputs.
+// group. So the sum over a group is an integer dot product, its scales, and m times the sum of the inputs. An input is
+// 256 h + l with bytes h and l, and a dot product that of the h and that of the l: what few rows read is limited by
+// memory, not by this. Many rows of bf16 go through matrix tiles instead, where there are any, the weights expanded to
+// bf16 on the way.
 //
 // Packed: [n / 16][k / 32] records of sixteen outputs' groups: planes of 64 bytes, then d[, d][, m] as 16 halves each.
 // Byte 4 o + j of plane v belongs to output o and input 4 v + j. Low bits: 8-bit types have eight such planes; others
@@ -17,6 +21,7 @@
 #include <vector>
 
 #include "dequantize.h"
+#include "linear.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -179,18 +184,19 @@ void read_back(const uint8_t* record, int output, float* to) {
 
 // ---- the inputs --------------------------------------------------------------------------------
 
-// One group of inputs of a row: 64 bytes, whatever the instruction set.
+// One group of inputs of a row, the same whatever the instruction set.
 struct InputGroup {
-  int8_t q[kGroup];
+  int8_t high[kGroup], low[kGroup];  // 256 times one plus the other are the integers
   float scale;
-  float scaled_sum;    // what m is multiplied by
-  int32_t less[4];     // minus 8, 16, 32 (first half) and 128 times the sum of the integers
-  int32_t less_second; // minus 32 times the second half's
-  int32_t unused;
+  float scaled_sum;  // what m is multiplied by
+  int32_t total;     // of the integers
+  int32_t second;    // of the second half's
 };
-static_assert(sizeof(InputGroup) == 64);
+static_assert(sizeof(InputGroup) == 80);
 
-// Rounds to multiples of the largest magnitude / 127; a group with an infinity or NaN has the scale NaN.
+constexpr float kLargest = 32512.0f;  // 127 * 256: its bytes, and those of its negative, are within a byte's range
+
+// Rounds to multiples of the largest magnitude / kLargest; a group with an infinity or NaN has the scale NaN.
 template <typename T>
 inline void quantize(const T* x, InputGroup& out) {
   constexpr int vectors = kGroup / kLanes;
@@ -200,25 +206,24 @@ inline void quantize(const T* x, InputGroup& out) {
     magnitude = max(max(in[i], -in[i]), magnitude);
     probe += in[i] * 0.0f;
   }
-  const float largest = max(magnitude), inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  const float largest = max(magnitude), inverse = largest > 0 ? kLargest / largest : 0.0f;
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   vf totals[2] = {};
   for (int i = 0; i < vectors; ++i) {
     const vf rounded = (in[i] * inverse + magic) - magic;
     totals[2 * i / vectors] += rounded;
     using bytes = int8_t __attribute__((vector_size(kLanes)));
-    const bytes part = __builtin_convertvector(__builtin_convertvector(rounded, vi), bytes);
-    std::memcpy(out.q + i * kLanes, &part, kLanes);
+    const vi integer = __builtin_convertvector(rounded, vi), high = (integer + 128) >> 8;
+    const bytes upper = __builtin_convertvector(high, bytes);
+    const bytes lower = __builtin_convertvector(integer - (high << 8), bytes);
+    std::memcpy(out.high + i * kLanes, &upper, kLanes);
+    std::memcpy(out.low + i * kLanes, &lower, kLanes);
   }
-  const float first = sum(totals[0]), second = sum(totals[1]);
-  const int32_t half = static_cast<int32_t>(first), other = static_cast<int32_t>(second), all = half + other;
-  out.scale = largest / 127.0f + sum(probe);
+  const float first = sum(totals[0]), second = sum(totals[1]);  // exact: below 2^24
+  out.scale = largest / kLargest + sum(probe);
   out.scaled_sum = out.scale * (first + second);
-  out.less[0] = -8 * all;
-  out.less[1] = -16 * all;
-  out.less[2] = -32 * half;
-  out.less[3] = -128 * all;
-  out.less_second = -32 * other;
+  out.total = static_cast<int32_t>(first + second);
+  out.second = static_cast<int32_t>(second);
 }
 
 template <typename T>
@@ -307,11 +312,12 @@ inline vi dot(vi start, const vu (&q)[kVectors], const int8_t* inputs) {
 #endif
 }
 
-// What to subtract for the weights' offset.
-template <int Offset>
-inline vi less_offset(const InputGroup& in) {
-  if constexpr (Offset == 0) return vi{};
-  return vi{} + in.less[Offset == 8 ? 0 : Offset == 16 ? 1 : Offset == 32 ? 2 : 3];
+// Weights q[First] up to q[First + Count], less the offset of each, times their inputs, of which total is the sum.
+template <typename P, int First, int Count>
+inline vf products(const vu (&q)[kVectors], const InputGroup& in, int32_t total) {
+  const vi high = dot<P::bits, First, Count>(vi{}, q, in.high);
+  const vi low = dot<P::bits, First, Count>(vi{} - P::offset * total, q, in.low);
+  return __builtin_convertvector((high << 8) + low, vf);
 }
 
 // Records to fetch ahead, so that memory is read while the rows that share a record are computed. (The processor's own
@@ -332,14 +338,12 @@ void tile_product(const uint8_t* record, int first_output, const InputGroup* x, 
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const InputGroup& in = x[r * groups + g];
-      const vi start = less_offset<P::offset>(in);
       if constexpr (P::scales == 1) {
-        const vi total = dot<P::bits, 0, kVectors>(start, q, in.q);
-        sums[r] += __builtin_convertvector(total, vf) * (d0 * in.scale);
+        sums[r] += products<P, 0, kVectors>(q, in, in.total) * (d0 * in.scale);
       } else {
-        const vi first = dot<P::bits, 0, kVectors / 2>(start, q, in.q);
-        const vi second = dot<P::bits, kVectors / 2, kVectors / 2>(vi{} + in.less_second, q, in.q);
-        sums[r] += (__builtin_convertvector(first, vf) * d0 + __builtin_convertvector(second, vf) * d1) * in.scale;
+        const vf first = products<P, 0, kVectors / 2>(q, in, in.total - in.second);
+        const vf second = products<P, kVectors / 2, kVectors / 2>(q, in, in.second);
+        sums[r] += (first * d0 + second * d1) * in.scale;
       }
       if constexpr (P::minimum) sums[r] += m * in.scaled_sum;
     }
@@ -353,7 +357,7 @@ struct TileArgs {
   float* out;  // [rows, kOutputs]
 };
 
-// The outputs of one tile for all rows. (An instruction set with matrix registers would choose its own way here.)
+// The outputs of one tile for all rows.
 template <typename P>
 void run_tile(const TileArgs& a) {
   const uint8_t* records = a.packed + a.tile * a.groups * P::record_bytes;
@@ -375,6 +379,34 @@ void run_tile(const TileArgs& a) {
   if (a.rows - row >= 1) rows(std::integral_constant<int, 1>{}, row);
 }
 
+#if defined(HAS_TILES)
+// From this many rows of bf16 on, to expand the weights and use tiles is quicker. Measured.
+constexpr int64_t kTilesFrom = 10;
+
+// A record's weights as bf16 in linear.h's order, sixteen of a tile's outputs: [16 pairs of inputs][16 of 32][2].
+template <typename P>
+void expand(const uint8_t* record, simd::bf16* to) {
+  for (int first = 0; first < kOutputs; first += kLanes) {
+    vu q[kVectors];
+    unpack<P>(record, first, q);
+    const fp16* numbers = reinterpret_cast<const fp16*>(record + P::quant_bytes) + first;
+    const vf m = P::minimum ? load(numbers + P::scales * kOutputs) : vf{};
+    for (int half = 0; half < 2; ++half) {
+      const vf d = load(numbers + half * (P::scales - 1) * kOutputs), base = m - d * static_cast<float>(P::offset);
+      const auto weight = [&](int vector, int byte) {
+        const vu integer = q[vector] >> 8 * byte & 255u;
+        return (vu)(__builtin_convertvector((vi)integer, vf) * d + base) + 0x8000u;  // the upper half is rounded now
+      };
+      for (int v = half * kVectors / 2; v < (half + 1) * kVectors / 2; ++v)
+        for (int pair = 0; pair < 2; ++pair) {
+          const vu both = weight(v, 2 * pair) >> 16 | (weight(v, 2 * pair + 1) & 0xffff0000u);
+          std::memcpy(to + ((2 * v + pair) * linear::kTile + first) * 2, &both, sizeof both);
+        }
+    }
+  }
+}
+#endif
+
 // ---- the types ---------------------------------------------------------------------------------
 
 struct PackedFormat {
@@ -383,11 +415,26 @@ struct PackedFormat {
   void (*store)(const Group&, int output, uint8_t* record);
   void (*read_back)(const uint8_t* record, int output, float*);
   void (*run)(const TileArgs&);
+#if defined(HAS_TILES)
+  void (*expand)(const uint8_t* record, simd::bf16*);
+#endif
 };
 
 template <typename P>
 constexpr PackedFormat packed_format(int type, int elements, int bytes, decltype(PackedFormat::read) read) {
-  return {type, elements, bytes, P::record_bytes, read, store_group<P>, read_back<P>, run_tile<P>};
+  PackedFormat format{};
+  format.type = type;
+  format.block_elements = elements;
+  format.block_bytes = bytes;
+  format.record_bytes = P::record_bytes;
+  format.read = read;
+  format.store = store_group<P>;
+  format.read_back = read_back<P>;
+  format.run = run_tile<P>;
+#if defined(HAS_TILES)
+  format.expand = expand<P>;
+#endif
+  return format;
 }
 
 inline const PackedFormat* find_packed(int type) {
@@ -465,8 +512,8 @@ struct Output {
 };
 
 template <typename T, typename O>
-void multiply(const PackedFormat& format, const Output<T, O>& output, const InputGroup* x, const uint8_t* packed,
-              int64_t rows, int64_t k) {
+void multiply_integers(const PackedFormat& format, const Output<T, O>& output, const InputGroup* x,
+                       const uint8_t* packed, int64_t rows, int64_t k) {
   constexpr int64_t kBlock = 64;  // rows whose inputs stay in the second-level cache while the tiles pass
   const int64_t groups = k / kGroup, tiles = packed_tiles(output.n), threads = num_threads();
   // With few tiles, split the rows too.
@@ -487,6 +534,86 @@ void multiply(const PackedFormat& format, const Output<T, O>& output, const Inpu
       begin = stop;
     }
   });
+}
+
+// ---- the product by tiles ----------------------------------------------------------------------
+
+// Whether the inputs of so many rows are kept for tiles, or else as InputGroups.
+template <typename T>
+bool by_tiles([[maybe_unused]] int64_t rows) {
+#if defined(HAS_TILES)
+  return std::is_same_v<T, simd::bf16> && rows >= kTilesFrom;
+#else
+  return false;
+#endif
+}
+
+#if defined(HAS_TILES)
+// Expands a unit of 32 outputs after the other.
+class Expander {
+ public:
+  Expander(const PackedFormat& format, const uint8_t* packed, int64_t n, int64_t k)
+      : format_(format), packed_(packed), tiles_(packed_tiles(n)), groups_(k / kGroup), weights_(buffer(k)) {}
+
+  linear::UnitWeights operator()(int64_t unit) {
+    constexpr int64_t kLineOf = linear::kTile * kGroup;
+    if (unit == unit_) return {weights_, nullptr};
+    unit_ = unit;
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t tile = 2 * unit + half;
+      simd::bf16* to = weights_ + half * kOutputs * 2;
+      const uint8_t* record = packed_ + tile * groups_ * format_.record_bytes;
+      for (int64_t g = 0; g < groups_; ++g, to += kLineOf, record += format_.record_bytes) {
+        if (tile < tiles_) {
+          format_.expand(record, to);
+        } else {
+          for (int p = 0; p < kGroup / 2; ++p) std::fill_n(to + 2 * p * linear::kTile, 2 * kOutputs, simd::bf16{});
+        }
+      }
+    }
+    return {weights_, nullptr};
+  }
+
+ private:
+  static simd::bf16* buffer(int64_t k) {
+    struct alignas(64) Line {
+      simd::bf16 numbers[32];
+    };
+    static thread_local std::vector<Line> lines;
+    if (static_cast<int64_t>(lines.size()) < k) lines.resize(k);
+    return lines.data()->numbers;
+  }
+
+  const PackedFormat& format_;
+  const uint8_t* packed_;
+  const int64_t tiles_, groups_;
+  simd::bf16* weights_;
+  int64_t unit_ = -1;
+};
+#endif
+
+template <typename T>
+void keep_inputs(void* inputs, const T* x, int64_t rows, int64_t k, int64_t x_stride) {
+#if defined(HAS_TILES)
+  if constexpr (std::is_same_v<T, simd::bf16>)
+    if (by_tiles<T>(rows)) return linear::Inputs(static_cast<linear::Line*>(inputs), k).copy(x, rows, k, x_stride);
+#endif
+  quantize_rows(static_cast<InputGroup*>(inputs), x, rows, k, x_stride);
+}
+
+template <typename T, typename O>
+void multiply(const PackedFormat& format, const Output<T, O>& output, void* inputs, const uint8_t* packed, int64_t rows,
+              int64_t k) {
+#if defined(HAS_TILES)
+  if constexpr (std::is_same_v<T, simd::bf16>)
+    if (by_tiles<T>(rows)) {
+      const linear::Args<simd::bf16, O> args{output.out, nullptr, nullptr, output.bias, rows, output.n, k, 0,
+                                       output.out_stride, Epilogue::store};
+      return linear::run_tiles(args, linear::Inputs(static_cast<linear::Line*>(inputs), k),
+                               [&] { return Expander(format, packed, output.n, k); });
+    }
+#endif
+  multiply_integers(format, output, static_cast<const InputGroup*>(inputs), packed, rows, k);
 }
 
 }  // namespace KERNELS::gguf

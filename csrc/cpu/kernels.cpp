@@ -282,11 +282,11 @@ void gguf_rows(int ggml_type, DType dtype, void* out, const void* packed, const 
 void gguf_inputs(DType dtype, void* inputs, const void* x, int64_t rows, int64_t k, int64_t x_stride) {
   with_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    gguf::quantize_rows(static_cast<gguf::InputGroup*>(inputs), static_cast<const T*>(x), rows, k, x_stride);
+    gguf::keep_inputs(inputs, static_cast<const T*>(x), rows, k, x_stride);
   });
 }
 
-void gguf_linear(int ggml_type, DType bias_dtype, DType out_dtype, void* out, const void* inputs, const void* packed,
+void gguf_linear(int ggml_type, DType bias_dtype, DType out_dtype, void* out, void* inputs, const void* packed,
                  const void* bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride) {
   with_type(bias_dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -294,7 +294,7 @@ void gguf_linear(int ggml_type, DType bias_dtype, DType out_dtype, void* out, co
       using O = std::remove_pointer_t<decltype(to)>;
       gguf::multiply(*gguf::find_packed(ggml_type),
                      gguf::Output<T, O>{to, static_cast<const T*>(bias), n, out_stride},
-                     static_cast<const gguf::InputGroup*>(inputs), static_cast<const uint8_t*>(packed), rows, k);
+                     inputs, static_cast<const uint8_t*>(packed), rows, k);
     };
     if (out_dtype == DType::f32) return run(static_cast<float*>(out));
     run(static_cast<T*>(out));

@@ -116,10 +116,11 @@ struct KernelTable {
   void (*pack_gguf)(int ggml_type, void* packed, const void* data, int64_t n, int64_t k);
   // out[count, k] = the given rows of a packed matrix.
   void (*gguf_rows)(int ggml_type, DType, void* out, const void* packed, const int64_t* rows, int64_t count, int64_t k);
-  // out[rows, n] = x[rows, k] W^T (+ bias[n]), with x as gguf_inputs wrote it; the output's type is the bias' or f32.
-  void (*gguf_linear)(int ggml_type, DType bias_dtype, DType out_dtype, void* out, const void* inputs,
-                      const void* packed, const void* bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride);
-  // inputs = x[rows, k] rounded to 8 bits: 64 bytes for each 32 of a row's numbers.
+  // out[rows, n] = x[rows, k] W^T (+ bias[n]), with x as gguf_inputs wrote it; the output's type is x's or f32.
+  void (*gguf_linear)(int ggml_type, DType dtype, DType out_dtype, void* out, void* inputs, const void* packed,
+                      const void* bias, int64_t rows, int64_t n, int64_t k, int64_t out_stride);
+  // inputs = x[rows, k] as gguf_linear wants them: 80 bytes for each 32 numbers of a row, rows rounded up to 16, aligned
+  // to 64 bytes.
   void (*gguf_inputs)(DType, void* inputs, const void* x, int64_t rows, int64_t k, int64_t x_stride);
   void (*sample_tokens)(const SampleArgs&);
   // Both: false, and nothing done, when a given id is outside the vocabulary.

@@ -258,6 +258,8 @@ struct alignas(64) Line {
 // x in the order that tiles are loaded: [rows / 16][k / 32][16][32], zeros where there is nothing.
 class Inputs {
  public:
+  // In memory of the caller's, a multiple of 16 rows.
+  Inputs(Line* lines, int64_t k) : blocks_(ceil_div(k, tiles::kInputs)), lines_(lines) {}
   Inputs(int64_t rows, int64_t k) : blocks_(ceil_div(k, tiles::kInputs)) {
     // Kept for the next call, for memory fresh from the system costs more than the copy.
     static thread_local std::vector<Line> lines;
@@ -270,6 +272,12 @@ class Inputs {
   int64_t blocks() const { return blocks_; }
   const Line* tile_row(int64_t index) const { return lines_ + index * blocks_ * tiles::kTileRows; }
 
+  void copy(const bf16* x, int64_t rows, int64_t k, int64_t x_stride) {
+    parallel_for(ceil_div(rows, tiles::kTileRows), 1 + 4096 / k, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) copy(x, rows, k, x_stride, i);
+    });
+  }
+  // One tile of rows.
   void copy(const bf16* x, int64_t rows, int64_t k, int64_t x_stride, int64_t index) {
     for (int64_t r = 0; r < tiles::kTileRows; ++r) {
       const int64_t row = index * tiles::kTileRows + r;
@@ -328,13 +336,18 @@ inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64
   }
 }
 
+// What a unit is multiplied by: its tile of weights and, when gated, its partner's.
+struct UnitWeights {
+  const bf16 *own, *partner;
+};
+
 template <int M, typename O>
-void run_tile_rows(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, int64_t unit, int64_t row,
-                   int64_t count) {
+void run_tile_rows(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, UnitWeights weights, int64_t unit,
+                   int64_t row, int64_t count) {
   alignas(64) float sums[M * tiles::kTileRows * kTile], partner[M * tiles::kTileRows * kTile];
   const int64_t tile_row = row / tiles::kTileRows;
-  tile_block<M>(t, sums, inputs, tile_row, a.weights(unit), a.k);
-  if (a.gated()) tile_block<M>(t, partner, inputs, tile_row, a.weights(unit + a.units()), a.k);
+  tile_block<M>(t, sums, inputs, tile_row, weights.own, a.k);
+  if (a.gated()) tile_block<M>(t, partner, inputs, tile_row, weights.partner, a.k);
   for (int64_t r = 0; r < count; ++r) {
     vf values[kVectors], others[kVectors];
     for (int i = 0; i < kVectors; ++i) {
@@ -347,14 +360,15 @@ void run_tile_rows(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs
 
 // Rows [row, end) of one unit; row is a multiple of 16.
 template <typename O>
-void run_unit(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, int64_t unit, int64_t row, int64_t end) {
+void run_unit(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, UnitWeights weights, int64_t unit,
+              int64_t row, int64_t end) {
   constexpr int64_t kPair = 2 * tiles::kTileRows;
   for (; row < end; row += kPair) {
     const int64_t count = std::min(kPair, end - row);
     if (count > tiles::kTileRows) {
-      run_tile_rows<2>(t, a, inputs, unit, row, count);
+      run_tile_rows<2>(t, a, inputs, weights, unit, row, count);
     } else {
-      run_tile_rows<1>(t, a, inputs, unit, row, count);
+      run_tile_rows<1>(t, a, inputs, weights, unit, row, count);
     }
   }
 }
@@ -388,12 +402,9 @@ struct Items {
 };
 
 #if defined(HAS_TILES)
-template <typename O>
-void run_tiles(const Args<bf16, O>& a) {
-  Inputs inputs(a.rows, a.k);
-  parallel_for(Inputs::ceil_div(a.rows, tiles::kTileRows), 1 + 4096 / a.k, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) inputs.copy(a.x, a.rows, a.k, a.x_stride, i);
-  });
+// make() gives each thread a function from a unit to its weights.
+template <typename O, typename F>
+void run_tiles(const Args<bf16, O>& a, const Inputs& inputs, const F& make) {
   constexpr int64_t kStep = 2 * tiles::kTileRows;
   Items items(a.units(), a.rows, kStep);
   const int64_t fitting = std::max(kSecondLevelCache / (a.k * int64_t{sizeof(bf16)}) / kStep, int64_t{1}) * kStep;
@@ -403,8 +414,20 @@ void run_tiles(const Args<bf16, O>& a) {
   }
   parallel_for(items.count(), 1, [&](int64_t begin, int64_t end) {
     tiles::Tiles tiles;
+    auto weights = make();
     for (int64_t i = begin; i < end; ++i)
-      items.visit(i, [&](int64_t unit, int64_t row, int64_t end) { run_unit(tiles, a, inputs, unit, row, end); });
+      items.visit(i, [&](int64_t unit, int64_t row, int64_t end) {
+        run_unit(tiles, a, inputs, weights(unit), unit, row, end);
+      });
+  });
+}
+
+template <typename O>
+void run_tiles(const Args<bf16, O>& a) {
+  Inputs inputs(a.rows, a.k);
+  inputs.copy(a.x, a.rows, a.k, a.x_stride);
+  run_tiles(a, inputs, [&] {
+    return [&](int64_t unit) { return UnitWeights{a.weights(unit), a.gated() ? a.weights(unit + a.units()) : nullptr}; };
   });
 }
 #endif
@@ -442,7 +465,8 @@ inline bool bf16_tiles_work() {
   for (int64_t i = 0; i * tiles::kTileRows < kRows; ++i) inputs.copy(x, kRows, kWidth, kWidth, i);
   {
     tiles::Tiles tiles;
-    for (int64_t unit = 0; unit < a.units(); ++unit) run_unit(tiles, a, inputs, unit, 0, kRows);
+    for (int64_t unit = 0; unit < a.units(); ++unit)
+      run_unit(tiles, a, inputs, UnitWeights{a.weights(unit), nullptr}, unit, 0, kRows);
   }
   for (int64_t r = 0; r < kRows; ++r)
     for (int64_t n = 0; n < kOutputs; ++n) {

@@ -43,9 +43,12 @@ def test_rows_of_a_matrix(dtype, width):
     matrix = torch.randn(70, width).to(dtype)
     rows = torch.tensor([69, 0, 31, 32, 31])
     assert torch.equal(ops.embedding(matrix, rows), matrix[rows])
+    assert torch.equal(ops.embedding(matrix, rows, torch.float32), matrix[rows].float())
     assert ops.embedding(matrix, rows[:0]).shape == (0, width)
     if dtype != torch.float16:
-        assert torch.equal(ops.packed_rows(ops.pack_linear(matrix), rows), matrix[rows])
+        packed = ops.pack_linear(matrix)
+        assert torch.equal(ops.packed_rows(packed, rows), matrix[rows])
+        assert torch.equal(ops.packed_rows(packed, rows, torch.float32), matrix[rows].float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,10 +1,11 @@
-"""Products with matrices in GGUF bits, against the gguf package's numbers and inputs rounded to 8 bits."""
+"""Products with matrices in GGUF bits, against the gguf package's numbers."""
 
 import gguf
 import pytest
 import torch
 
 from tests.kernels.test_dequantize import blocks_of
+from vllm_clone.hub.gguf import BLOCK_SIZES, GGMLType
 from vllm_clone.kernels import GGUFMatrix, reference
 from vllm_clone.kernels.cpu import ops
 
@@ -12,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("level")
 TYPES = [gguf.GGMLQuantizationType(t) for t in sorted(ops.GGUF_PACKABLE)]
 K_TYPES = ("Q4_K", "Q5_K", "Q6_K")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TILED_ROWS = 10  # rows of bfloat16 from which matrix tiles, if there are any, take weights rounded to bfloat16
 
 
 def matrix(kind: gguf.GGMLQuantizationType, rows: int, blocks: int) -> tuple[memoryview, torch.Tensor]:
@@ -21,15 +23,18 @@ def matrix(kind: gguf.GGMLQuantizationType, rows: int, blocks: int) -> tuple[mem
 
 
 def numbers_of_8_bits(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Inputs that rounding to 8 bits leaves alone: whole numbers up to 127 times a power of two per group."""
+    """Inputs that no rounding changes: whole numbers up to 127, which is there, times a power of two per group."""
     x = torch.randint(-127, 128, (rows, width // 32, 32)).float()
     x[..., 3] = 127
     return (x * 2.0 ** -torch.randint(3, 9, (rows, width // 32, 1))).flatten(1).to(dtype)
 
 
 def allowed(x: torch.Tensor, weight: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
-    """Float32 rounding of a sum's terms, and 2⁻¹¹ of a weight's parts where scales were rounded to half."""
+    """Float32 rounding of a sum's terms (bfloat16's of its weights by tiles), and 2⁻¹¹ of a weight's parts where scales
+    were rounded to half."""
     terms = x.float().abs() @ weight.abs().T
+    if x.dtype == torch.bfloat16 and len(x) >= TILED_ROWS and "amx" in ops.active_level():
+        terms = terms * 2**-8 / 2e-6
     parts = x.float().abs().sum(-1, keepdim=True) * weight.abs().max() if kind.name in K_TYPES else 0.0
     return 2e-6 * terms + 2**-10 * parts + 1e-6
 
@@ -37,7 +42,7 @@ def allowed(x: torch.Tensor, weight: torch.Tensor, kind: gguf.GGMLQuantizationTy
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 1), (1, 48), (3, 17), (7, 40), (8, 16), (21, 33), (70, 16)])
-def test_the_product_is_that_of_the_matrix_with_inputs_rounded_to_8_bits(kind, dtype, rows, outputs):
+def test_the_product_is_that_of_the_matrix(kind, dtype, rows, outputs):
     data, weight = matrix(kind, outputs, 3)
     x = numbers_of_8_bits(rows, weight.shape[1], dtype)
     bias = torch.randn(outputs).to(dtype) if outputs % 2 else None
@@ -50,12 +55,12 @@ def test_the_product_is_that_of_the_matrix_with_inputs_rounded_to_8_bits(kind, d
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-def test_any_inputs_are_rounded_to_the_nearest_of_255_steps(kind):
+def test_any_inputs_are_rounded_to_16_bits(kind):
     data, weight = matrix(kind, 16, 3)
     x = torch.randn(5, weight.shape[1])
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
     error = (ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), 16)], None) - x @ weight.T).abs()
-    half_step = x.unflatten(1, (-1, 32)).abs().amax(-1) / 127 / 2
+    half_step = x.unflatten(1, (-1, 32)).abs().amax(-1) / 32512 / 2
     rounding = half_step @ weight.unflatten(1, (-1, 32)).abs().sum(-1).T
     assert torch.all(error <= 1.001 * rounding + allowed(x, weight, kind))
 
@@ -75,6 +80,7 @@ def test_one_row_more_or_less_changes_no_answer():
     data, weight = matrix(kind, 64, 18)
     packed = ops.pack_gguf_linear(data, int(kind), weight.shape)
     x = torch.randn(29, weight.shape[1]).bfloat16()
+    x = x[: TILED_ROWS - 1] if "amx" in ops.active_level() else x
     together = ops.gguf_linear(x, [GGUFMatrix(packed, int(kind), 64)], None)
     alone = torch.cat([ops.gguf_linear(row[None], [GGUFMatrix(packed, int(kind), 64)], None) for row in x])
     assert torch.equal(together, alone)
@@ -135,3 +141,21 @@ def test_wrong_types_shapes_and_lengths_are_refused():
         ops.gguf_linear(x, [GGUFMatrix(packed, 2, 16)], torch.zeros(15))
     with pytest.raises(ValueError, match="has x's dtype or is float32"):
         ops.gguf_linear(x, [GGUFMatrix(packed, 2, 16)], None, torch.bfloat16)
+
+
+def test_by_tiles_one_row_more_or_less_changes_no_answer():
+    kind = gguf.GGMLQuantizationType.Q4_1
+    data, weight = matrix(kind, 80, 18)
+    matrices = [GGUFMatrix(ops.pack_gguf_linear(data, int(kind), weight.shape), int(kind), 80)]
+    x = torch.randn(45, weight.shape[1]).bfloat16()
+    assert torch.equal(ops.gguf_linear(x, matrices, None)[:TILED_ROWS], ops.gguf_linear(x[:TILED_ROWS], matrices, None))
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_many_rows_of_a_wide_matrix(kind):
+    data, weight = matrix(kind, 80, 2048 // BLOCK_SIZES[GGMLType(int(kind))][0])
+    x = numbers_of_8_bits(600, weight.shape[1], torch.bfloat16)  # more than the cache holds at a time
+    actual = ops.gguf_linear(
+        x, [GGUFMatrix(ops.pack_gguf_linear(data, int(kind), weight.shape), int(kind), 80)], None, torch.float32
+    )
+    assert torch.all((actual - x.float() @ weight.T).abs() <= allowed(x, weight, kind))

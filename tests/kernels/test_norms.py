@@ -68,3 +68,19 @@ def test_nan_stays_in_its_row():
     x[1, 7] = float("nan")
     for y in (ops.rms_norm(x, torch.ones(20), 1e-5), ops.layer_norm(x, torch.ones(20), None, 1e-5)):
         assert y.isnan().any(-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "dim"), SHAPES)
+def test_the_residual_stream_may_be_float32(dtype, rows, dim):
+    x, residual, weight = torch.randn(rows, dim).to(dtype), torch.randn(rows, dim), torch.randn(dim).to(dtype)
+    assert_rounds_alike(ops.rms_norm(residual, weight, 1e-5), reference.rms_norm(residual, weight, 1e-5))
+    normed = ops.layer_norm(residual, weight, weight, 1e-5)
+    assert_rounds_alike(normed, reference.layer_norm(residual, weight, weight, 1e-5), loss=1e-5)
+    total, stream = residual + x.float(), residual.clone()
+    ops.fused_add_rms_norm(x, stream, weight, 1e-5)
+    assert torch.equal(stream, total)
+    assert_rounds_alike(x, reference.rms_norm(total, weight, 1e-5))
+    expected = residual + x.float()
+    ops.add_(residual, x)
+    assert torch.equal(residual, expected)

@@ -178,16 +178,3 @@ def _write_metadata(writer: GGUFWriter, arch: str, config: Any) -> None:
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-
-
-def round_inputs(model: torch.nn.Module) -> None:
-    """From now on its linear layers round their inputs to 8 bits, in groups of 32, as products with stored bits do."""
-
-    def rounded(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        groups = inputs[0].unflatten(-1, (-1, 32))
-        scale = groups.abs().amax(-1, keepdim=True) / 127
-        return (torch.where(scale == 0, 0.0, (groups / scale).round() * scale).flatten(-2),)
-
-    for module in model.modules():
-        if type(module).__name__ in ("Linear", "Conv1D"):
-            module.register_forward_pre_hook(rounded)

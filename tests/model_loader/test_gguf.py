@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from tests.model_loader.gguf_files import round_inputs, write_gguf
+from tests.model_loader.gguf_files import write_gguf
 from tests.models.families import VARIANTS, Variant, build, expected_logits
 from tests.models.harness import PagedModel, load
 from vllm_clone import hub
@@ -54,28 +54,22 @@ def rms(x: torch.Tensor) -> float:
     return x.pow(2).mean().sqrt().item()
 
 
-def assert_only_inputs_are_rounded(path: Path, reference: Any, rounding: Any = None) -> None:
-    """Our logits are those of ``reference`` once its linear layers (or those in ``rounding``) round their inputs.
+def assert_same_logits(path: Path, reference: Any) -> None:
+    """Our logits from the file are those of ``reference``, whose weights are the file's numbers.
 
-    A float32 difference of 1e-7 pushes an input over the border of two of the 255 steps now and then; from that token
-    on both go separate ways, inside of the noise that rounding makes. Up to there nothing may differ.
+    Inputs rounded to 16 bits leave errors of 1e-4 of these random models' logits, which are below 10.
     """
-    exact = expected_logits(reference, TOKENS)
-    round_inputs(rounding or reference)
-    expected = expected_logits(reference, TOKENS)
-    difference = PagedModel(load_gguf(path)).logits(TOKENS) - expected
-    assert difference[:10].abs().max() < TOLERANCE
-    assert rms(difference) < rms(expected - exact) < 0.05
+    difference = PagedModel(load_gguf(path)).logits(TOKENS) - expected_logits(reference, TOKENS)
+    assert difference.abs().max() < 1e-3
+    assert rms(difference) < 2e-4
 
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_quantized_file_gives_the_logits_of_its_numbers_and_inputs_of_8_bits(
-    kind: Kind, tied: bool, tmp_path: Path
-) -> None:
+def test_quantized_file_gives_the_logits_of_its_numbers(kind: Kind, tied: bool, tmp_path: Path) -> None:
     reference = build(Variant("llama", {**WIDE, "tie_word_embeddings": tied}))
     write_gguf(tmp_path / "model.gguf", reference, "llama", kind)
-    assert_only_inputs_are_rounded(tmp_path / "model.gguf", reference)
+    assert_same_logits(tmp_path / "model.gguf", reference)
 
 
 QUANTIZED_FAMILIES = {
@@ -93,7 +87,7 @@ def test_every_family_runs_in_stored_bits(name: str, tmp_path: Path) -> None:
     reference = build(variant)
     kinds = {"position_embd": Kind.F32, "attn_q.": Kind.Q8_0}
     write_gguf(tmp_path / "model.gguf", reference, arch, Kind.Q5_1, kinds=kinds)
-    assert_only_inputs_are_rounded(tmp_path / "model.gguf", reference)
+    assert_same_logits(tmp_path / "model.gguf", reference)
 
 
 def test_k_types_mixed_as_llama_cpp_mixes_them(tmp_path: Path) -> None:
@@ -102,10 +96,8 @@ def test_k_types_mixed_as_llama_cpp_mixes_them(tmp_path: Path) -> None:
     kinds = {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "token_embd": Kind.Q6_K, "attn_output": Kind.Q5_K}
     write_gguf(tmp_path / "model.gguf", reference, "llama", Kind.Q4_K, kinds=kinds)
     model, exact = load_gguf(tmp_path / "model.gguf"), expected_logits(reference, TOKENS)
-    round_inputs(reference)
-    noise = rms(expected_logits(reference, TOKENS) - exact)
-    # Packing rounds their scales to half precision, which makes about half as much noise again.
-    assert rms(PagedModel(model).logits(TOKENS) - exact) < 1.5 * noise < 0.05
+    # Packing rounds their scales to half precision.
+    assert rms(PagedModel(model).logits(TOKENS) - exact) < 1e-2
     stored = sum(tensor.nbytes for tensor in GGUFFile(tmp_path / "model.gguf").tensors.values())
     assert weight_bytes(model) < 1.15 * stored
 
@@ -123,8 +115,7 @@ def test_types_without_a_product_are_dequantized_and_one_line_says_so(
         "quantization=gguf, matrices kept as stored: 3 Q8_0; dequantized to float32, since there is no product for "
         f"their type: 20 {kind.name}"
     )
-    down = torch.nn.ModuleList(layer.mlp.down_proj for layer in reference.model.layers)
-    assert_only_inputs_are_rounded(tmp_path / "model.gguf", reference, down)
+    assert_same_logits(tmp_path / "model.gguf", reference)
 
 
 def test_head_stored_next_to_tied_embeddings_is_used(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class DecoderLayer(nn.Module):
             positions_T: int64.
             x_TD: the output of the layer before, which this one adds to ``residual_TD`` in place; None in the first
                 layer, whose residual stream is the embedding.
-            residual_TD: the residual stream, float32: in 8 bits of precision it would lose what later layers add.
+            residual_TD: the residual stream, float32: bfloat16 would lose what later layers add.
             ctx: attention metadata.
         """
 

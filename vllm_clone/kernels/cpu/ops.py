@@ -189,7 +189,7 @@ def fused_add_rms_norm(
 ) -> None:
     dim, dtype, stream = _norm_facts(residual_TD, weight_D)
     _require(
-        x_TD.shape == residual_TD.shape and x_TD.dtype == weight_D.dtype, "fused_add_rms_norm: x and residual differ"
+        x_TD.shape == residual_TD.shape and x_TD.dtype == weight_D.dtype, "fused_add_rms_norm: x and residual must agree"
     )
     _require(
         x_TD.is_contiguous() and residual_TD.is_contiguous(), "fused_add_rms_norm: works in place on contiguous rows"
@@ -595,8 +595,10 @@ def gguf_rows(packed: torch.Tensor, ggml_type: int, k: int, rows_T: torch.Tensor
     return out
 
 
-GGUF_INPUT_BYTES = 64
+GGUF_INPUT_BYTES = 80
 """What :func:`gguf_linear` keeps of each 32 inputs of a row."""
+GGUF_INPUT_ROWS = 16
+"""It keeps a multiple of so many rows."""
 
 
 def gguf_linear(
@@ -607,7 +609,8 @@ def gguf_linear(
 ) -> torch.Tensor:
     """x times each matrix, side by side (+ bias): [..., K] → [..., N] in ``out_dtype``, else in x's dtype.
 
-    x is rounded to 8 bits with one scale per 32 inputs; integers are summed exactly, groups in float32.
+    x is rounded to 16 bits with one scale per 32 inputs; integers are summed exactly, groups in float32. Many rows of
+    bfloat16 on a machine with matrix tiles: the weights are rounded to bfloat16 instead.
     """
     k, n = x_TK.shape[-1], sum(matrix.num_outputs for matrix in matrices)
     for packed, ggml_type, num_outputs in matrices:
@@ -624,7 +627,8 @@ def gguf_linear(
     out = empty((*x_TK.shape[:-1], n), out_dtype or x_TK.dtype)
     _require(out.dtype in (x.dtype, torch.float32), "gguf_linear: the output has x's dtype or is float32")
     rows, dtype, item, bias_item = x.shape[0], _DTYPES[x.dtype], out.itemsize, x.itemsize
-    inputs = empty((rows, k // 32 * GGUF_INPUT_BYTES), torch.uint8)
+    kept_rows = -(-rows // GGUF_INPUT_ROWS) * GGUF_INPUT_ROWS
+    inputs = empty((kept_rows, k // 32 * GGUF_INPUT_BYTES), torch.uint8)
     _C.gguf_inputs(dtype, inputs.data_ptr(), x.data_ptr(), rows, k, x.stride(0))
     first = 0
     for packed, ggml_type, num_outputs in matrices:
