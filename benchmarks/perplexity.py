@@ -3,7 +3,7 @@
 
     perplexity.py [--model FILE.gguf] [--text FILE] [--tokens 2000] [--dtype bfloat16]
 
-The file's matrices are multiplied by as they are stored, with inputs rounded to 8 bits; this measures what that costs.
+The file's matrices are multiplied by as they are stored, with inputs rounded; this measures what that costs.
 Without --model it is SmolLM2-135M-Instruct in Q4_1. Exits 1 when ours differs by more than --limit, as a share.
 """
 

@@ -189,7 +189,8 @@ def fused_add_rms_norm(
 ) -> None:
     dim, dtype, stream = _norm_facts(residual_TD, weight_D)
     _require(
-        x_TD.shape == residual_TD.shape and x_TD.dtype == weight_D.dtype, "fused_add_rms_norm: x and residual must agree"
+        x_TD.shape == residual_TD.shape and x_TD.dtype == weight_D.dtype,
+        "fused_add_rms_norm: shapes must agree",
     )
     _require(
         x_TD.is_contiguous() and residual_TD.is_contiguous(), "fused_add_rms_norm: works in place on contiguous rows"
@@ -209,9 +210,7 @@ def layer_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor 
     x = x_TD.contiguous()
     out = empty(tuple(x.shape), weight_D.dtype)
     bias = 0 if bias_D is None else bias_D.data_ptr()
-    _C.layer_norm(
-        dtype, stream, out.data_ptr(), x.data_ptr(), weight_D.data_ptr(), bias, x.numel() // dim, dim, eps
-    )
+    _C.layer_norm(dtype, stream, out.data_ptr(), x.data_ptr(), weight_D.data_ptr(), bias, x.numel() // dim, dim, eps)
     return out
 
 
