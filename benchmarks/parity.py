@@ -4,7 +4,7 @@
     parity.py [--prompts 40] [--tokens 48]
 
 Greedy: where our tokens first differ from those of transformers' float32 run, or from those of its bf16 run while
-float32 prefers the latter, the two candidates' float32 logits lie at most --tie apart (a tie inside bf16's noise). Where
+float32 prefers the latter, the two candidates' float32 logits lie at most --tie apart: a tie inside bf16's noise. Where
 float32 prefers ours to the bf16 run's, the noise was transformers': shown, beside what its own two attention
 implementations (sdpa and eager) show against each other on the same prompts. Teacher-forced: over the text of the
 float32 run, the mean |difference of log-probability| of ours against float32 is at most --slack times that of
