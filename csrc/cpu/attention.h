@@ -32,6 +32,8 @@ constexpr int kSplitKeys = 128;                       // keys that one tile take
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504f;
 constexpr int kVectorRows = 8;  // so few rows are as quick without matrix tiles
+constexpr float kModerate = 32.0f;         // exponents of 2 that need no base
+constexpr float kLargestWeight = 0x1p96f;  // sums of weights stay below it
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -216,7 +218,7 @@ class TilePass {
       multiply_keys(keys);
       if (call_.layout.scaled) lay_out_scales();
       for (int i = 0; i < rows_; ++i) {
-        weigh(i);
+        if (!weigh_quickly(i)) weigh(i);
         if (kMatrix) ask_ahead();
       }
       multiply_values();
@@ -351,8 +353,9 @@ class TilePass {
   void multiply_values() {
     const Rows<Left> weights{weights_, kChunk, rows_};
     if constexpr (kMatrix) {
-      copy_values();
-      attention::multiply_values(matrices_, weights, values_, chunk_->groups, columns_, acc_);
+      const Right* pairs[kGroups / 2];
+      lay_out_matrix_values(pairs);
+      attention::multiply_values(matrices_, weights, pairs, chunk_->groups, columns_, acc_);
     } else {
       Run<Right> runs[2 * kGroups];
       const int num_runs = lay_out_values(runs);
@@ -360,38 +363,91 @@ class TilePass {
     }
   }
 
-  // The values of the chunk in one piece for matrix tiles, [kChunk / 2][columns][2], zero where no key of the tile is.
-  void copy_values() {
-    for (int g = 0; g < kGroups; ++g) {
-      const Chunk::Group& group = chunk_->group[g];
-      const bool used = g < chunk_->groups;
-      Right* to = values_ + int64_t{g} * kGroup * columns_;
-      for (int pair = 0; pair < kGroup / 2; ++pair, to += 2 * columns_) {
-        const bool first = used && 2 * pair >= group.begin && 2 * pair < group.end;
-        const bool second = used && 2 * pair + 1 >= group.begin && 2 * pair + 1 < group.end;
-        if (first || second) {
-          const int64_t at = int64_t{pair} * 2 * dim_ * call_.layout.item;
-          const char* from = group.values + at;
-          if (call_.layout.item == sizeof(Right) && dim_ == columns_) {
-            for (int d = 0; d < 2 * dim_; d += 2 * kLanes) std::memcpy(to + d, from + 2 * d, 4 * kLanes);
-          } else {
-            kv::expand(call_.layout.type, from, to, 2 * dim_);
-          }
-          if (first && second) continue;
-          for (int d = 0; d < dim_; ++d) to[2 * d + first] = Right{};
-        } else {
-          std::fill(to, to + 2 * dim_, Right{});
-        }
+  // Points at the values of every two groups, [kGroup][columns][2] as matrix tiles take them: in the page where they lie
+  // side by side and all belong to the tile, else copied, zero where no key of the tile is.
+  void lay_out_matrix_values(const Right** pairs) {
+    const bool plain = call_.layout.item == sizeof(Right) && dim_ == columns_;
+    const int64_t group_bytes = int64_t{kGroup} * dim_ * call_.layout.item;
+    for (int g = 0; g < chunk_->groups; g += 2) {
+      const Chunk::Group &first = chunk_->group[g], &second = chunk_->group[std::min(g + 1, chunk_->groups - 1)];
+      const bool whole = first.begin == 0 && first.end == kGroup && second.begin == 0 && second.end == kGroup;
+      if (plain && whole && second.values == first.values + group_bytes) {
+        pairs[g / 2] = reinterpret_cast<const Right*>(first.values);
+      } else {
+        pairs[g / 2] = values_ + int64_t{g} * kGroup * columns_;
+        copy_values(g);
+        copy_values(g + 1);
       }
     }
   }
 
+  // The values of a group into their place in values_.
+  void copy_values(int g) {
+    const Chunk::Group& group = chunk_->group[g];
+    const bool used = g < chunk_->groups;
+    Right* to = values_ + int64_t{g} * kGroup * columns_;
+    for (int pair = 0; pair < kGroup / 2; ++pair, to += 2 * columns_) {
+      const bool first = used && 2 * pair >= group.begin && 2 * pair < group.end;
+      const bool second = used && 2 * pair + 1 >= group.begin && 2 * pair + 1 < group.end;
+      if (first || second) {
+        const int64_t at = int64_t{pair} * 2 * dim_ * call_.layout.item;
+        const char* from = group.values + at;
+        if (call_.layout.item == sizeof(Right) && dim_ == columns_) {
+          for (int d = 0; d < 2 * dim_; d += 2 * kLanes) std::memcpy(to + d, from + 2 * d, 4 * kLanes);
+        } else {
+          kv::expand(call_.layout.type, from, to, 2 * dim_);
+        }
+        if (first && second) continue;
+        for (int d = 0; d < dim_; ++d) to[2 * d + first] = Right{};
+      } else {
+        std::fill(to, to + 2 * dim_, Right{});
+      }
+    }
+  }
+
+  // Which keys a row sees, by position.
+  int64_t newest(int row) const { return position_ + row / group_; }
+  int64_t oldest(int row) const { return args_.sliding_window ? newest(row) - args_.sliding_window + 1 : 0; }
+  // Whether it sees every lane of the chunk.
+  bool sees_all(int row) const {
+    return chunk_->whole && newest(row) >= chunk_->group[kGroups - 1].position + kGroup - 1 &&
+           oldest(row) <= chunk_->group[0].position;
+  }
+
+  // weigh() for a row whose base is 0, without looking for the maximum first: false, and nothing done, when that is
+  // not possible or a weight is too large.
+  bool weigh_quickly([[maybe_unused]] int row) {
+#if defined(__AVX512BF16__)
+    if constexpr (kMatrix) {
+      if (!plain_ || top_[row] != 0.0f) return false;
+      constexpr int vectors = kChunk / kLanes, per_group = kGroup / kLanes;
+      const bool whole = sees_all(row);
+      const float factor = args_.scale * kLog2e;
+      vf total = load(sums_ + row * kLanes);
+      const auto weight = [&](int v) {
+        vf s = load(scores_ + row * kChunk + v * kLanes);
+        if (!whole)
+          s = select(seen(v / per_group, v % per_group * kLanes, oldest(row), newest(row)), s, splat(kNegInf));
+        return rough_exp2(s, factor);
+      };
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; v += 2) {
+        const vf first = weight(v), second = weight(v + 1);
+        total += first + second;
+        store(weights_ + row * kChunk + v * kLanes, first, second);
+      }
+      if (!all(total < splat(kLargestWeight))) return false;
+      store(sums_ + row * kLanes, total);
+      return true;
+    }
+#endif
+    return false;
+  }
+
   // Turns a row's scores into weights against its running maximum and rescales what was summed before.
   void weigh(int row) {
-    const int64_t newest = position_ + row / group_;
-    const int64_t oldest = args_.sliding_window ? newest - args_.sliding_window + 1 : 0;
-    const bool whole = chunk_->whole && newest >= chunk_->group[kGroups - 1].position + kGroup - 1 &&
-                       oldest <= chunk_->group[0].position;
+    const int64_t newest = this->newest(row), oldest = this->oldest(row);
+    const bool whole = sees_all(row);
     constexpr int vectors = kChunk / kLanes, per_group = kGroup / kLanes;
     vf s[vectors];
 #pragma GCC unroll 16
@@ -407,7 +463,9 @@ class TilePass {
     vf best_lanes = splat(kNegInf);
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) best_lanes = max(s[v], best_lanes);
-    const float best = std::max(top_[row], max(best_lanes) * factor);
+    float best = std::max(top_[row], max(best_lanes) * factor);
+    // Most scores are moderate, so that no base is needed and weigh_quickly() will do from the next chunk on.
+    if (kMatrix && plain_ && top_[row] == kNegInf && std::abs(best) < kModerate) best = 0.0f;
     if (best > top_[row]) rescale(row, best);
     // Nothing to see here, or nothing but NaN, which must come out as NaN: any finite base will do.
     const float base = best == kNegInf ? 0.0f : best;

@@ -235,20 +235,37 @@ void store_sums(MatrixTiles& t, float* sums, int64_t stride) {
   if constexpr (M == 2) t.store<2>(sums + 16 * stride, stride * 4);
   if constexpr (M == 2 && N == 2) t.store<3>(sums + 16 * stride + 16, stride * 4);
 }
-template <int M, int N>
-void add_products(MatrixTiles& t, const bf16* rows, int64_t row_stride, const bf16* first, const bf16* second,
-                  int64_t pair_stride) {
-  t.load<4>(rows, row_stride * 2);
-  t.load<6>(first, pair_stride * 2);
-  t.dot_bf16<0, 4, 6>();
-  if constexpr (N == 2) {
-    t.load<7>(second, pair_stride * 2);
-    t.dot_bf16<1, 4, 7>();
-  }
-  if constexpr (M == 2) {
-    t.load<5>(rows + 16 * row_stride, row_stride * 2);
-    t.dot_bf16<2, 5, 6>();
-    if constexpr (N == 2) t.dot_bf16<3, 5, 7>();
+// M times 16 rows by N times 16 columns over some steps of 32 inputs: rows and columns of a step stand one row_step and
+// whatever columns(step) says after the other. Loads follow the last use of their tile as closely as they can, for a
+// tile register cannot be written before its readers are done.
+template <int M, int N, typename F>
+void add_steps(MatrixTiles& t, int steps, const bf16* rows, int64_t row_stride, const F& columns, int64_t pair_stride) {
+  const auto load_rows = [&](auto index, int step) {
+    constexpr int i = decltype(index)::value;
+    if constexpr (i < M) t.load<4 + i>(rows + i * 16 * row_stride + step * kMatrixInputs, row_stride * 2);
+  };
+  const auto load_columns = [&](auto index, int step) {
+    constexpr int i = decltype(index)::value;
+    if constexpr (i < N) t.load<6 + i>(columns(step, i), pair_stride * 2);
+  };
+  constexpr std::integral_constant<int, 0> first;
+  constexpr std::integral_constant<int, 1> second;
+  load_rows(first, 0);
+  load_columns(first, 0);
+  load_columns(second, 0);
+  load_rows(second, 0);
+  for (int step = 1; step <= steps; ++step) {
+    const bool more = step < steps;
+    t.dot_bf16<0, 4, 6>();
+    if constexpr (N == 2) t.dot_bf16<1, 4, 7>();
+    if (more) load_rows(first, step);
+    if constexpr (M == 2) t.dot_bf16<2, 5, 6>();
+    if (more) load_columns(first, step);
+    if constexpr (M == 2 && N == 2) t.dot_bf16<3, 5, 7>();
+    if (more) {
+      load_columns(second, step);
+      load_rows(second, step);
+    }
   }
 }
 
@@ -262,36 +279,35 @@ void for_pairs(int count, const F& f) {
 
 // scores[rows][kMatrixChunk] = rows · keys of the first `used` groups. depth is a multiple of 32, rows are allocated
 // by 16.
-inline void multiply_keys(MatrixTiles& t, const Rows<bf16>& rows, const bf16* const* groups, int used, int depth,
+inline void multiply_keys(MatrixTiles& t, const Rows<bf16> rows, const bf16* const* groups, int used, const int depth,
                           float* scores) {
   for_pairs(used * kGroup, [&](int key, auto n) {
+    const bf16* const keys[] = {groups[key / kGroup], groups[key / kGroup + decltype(n)::value - 1]};
     for_pairs(rows.count, [&](int row, auto m) {
       constexpr int M = decltype(m)::value, N = decltype(n)::value;
-      const bf16 *first = groups[key / kGroup], *second = groups[key / kGroup + N - 1];
-      float* to = scores + row * kMatrixChunk + key;
       t.zero<0>();
       if constexpr (N == 2) t.zero<1>();
       if constexpr (M == 2) t.zero<2>();
       if constexpr (M == 2 && N == 2) t.zero<3>();
-      for (int d = 0; d < depth; d += kMatrixInputs, first += kGroup * kMatrixInputs, second += kGroup * kMatrixInputs)
-        add_products<M, N>(t, rows.at + row * rows.stride + d, rows.stride, first, second, 2 * kGroup);
-      store_sums<M, N>(t, to, kMatrixChunk);
+      const auto columns = [&](int step, int i) { return keys[i] + step * kGroup * kMatrixInputs; };
+      add_steps<M, N>(t, depth / kMatrixInputs, rows.at + row * rows.stride, rows.stride, columns, 2 * kGroup);
+      store_sums<M, N>(t, scores + row * kMatrixChunk + key, kMatrixChunk);
     });
   });
 }
 
-// sums[rows][columns] += weights · values. values: [kMatrixChunk / 2][columns][2]; columns is a multiple of 16.
-inline void multiply_values(MatrixTiles& t, const Rows<bf16>& rows, const bf16* values, int used, int columns,
-                            float* sums) {
+// sums[rows][columns] += weights · values of the first `used` groups. pairs: of every two groups [kGroup][columns][2];
+// columns is a multiple of 16.
+inline void multiply_values(MatrixTiles& t, const Rows<bf16> rows, const bf16* const* pairs, int used,
+                            const int columns, float* sums) {
+  const int steps = (used * kGroup + kMatrixInputs - 1) / kMatrixInputs;
   for_pairs(columns, [&](int column, auto n) {
     for_pairs(rows.count, [&](int row, auto m) {
       constexpr int M = decltype(m)::value, N = decltype(n)::value;
       float* to = sums + int64_t{row} * columns + column;
       load_sums<M, N>(t, to, columns);
-      for (int key = 0; key < used * kGroup; key += kMatrixInputs) {
-        const bf16* from = values + (int64_t{key} / 2 * columns + column) * 2;
-        add_products<M, N>(t, rows.at + row * rows.stride + key, rows.stride, from, from + 32, 2 * columns);
-      }
+      const auto values = [&](int step, int i) { return pairs[step] + (column + 16 * i) * 2; };
+      add_steps<M, N>(t, steps, rows.at + row * rows.stride, rows.stride, values, 2 * columns);
       store_sums<M, N>(t, to, columns);
     });
   });

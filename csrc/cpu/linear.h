@@ -295,7 +295,8 @@ class Inputs {
   Line* lines_;
 };
 
-// sums[32][32] = M times 16 rows of inputs by one tile of weights: tiles 0-3 sum, 4-5 hold inputs, 6-7 weights.
+// sums[32][32] = M times 16 rows of inputs by one tile of weights: tiles 0-3 sum, 4-5 hold inputs, 6-7 weights. A tile
+// register cannot be written before its readers are done, so that each is loaded anew right after its last use.
 template <int M>
 inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64_t tile_row, const bf16* w, int64_t k) {
   const Line* x0 = inputs.tile_row(tile_row);
@@ -307,25 +308,46 @@ inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64
     t.zero<2>();
     t.zero<3>();
   }
-  const auto step = [&](const bf16* weights) {
-    t.load<6>(weights, kStride);
+  const auto load = [&](const bf16* weights) {
     t.load<4>(x0, sizeof(Line));
-    t.dot_bf16<0, 4, 6>();
+    t.load<6>(weights, kStride);
     t.load<7>(weights + kTile, kStride);
+    if constexpr (M == 2) t.load<5>(x1, sizeof(Line));
+  };
+  const auto multiply = [&] {
+    t.dot_bf16<0, 4, 6>();
     t.dot_bf16<1, 4, 7>();
     if constexpr (M == 2) {
-      t.load<5>(x1, sizeof(Line));
       t.dot_bf16<2, 5, 6>();
       t.dot_bf16<3, 5, 7>();
     }
     x0 += tiles::kTileRows;
     x1 += tiles::kTileRows;
   };
-  for (int64_t kk = 0; kk + tiles::kInputs <= k; kk += tiles::kInputs, w += tiles::kInputs * kTile) step(w);
-  if (const int64_t rest = k % tiles::kInputs) {  // behind the last inputs other weights lie, or nothing
+  const int64_t rest = k % tiles::kInputs, steps = k / tiles::kInputs;
+  if (steps) {
+    load(w);
+    for (int64_t step = 1; step < steps; ++step) {
+      w += tiles::kInputs * kTile;
+      x0 += tiles::kTileRows;
+      x1 += tiles::kTileRows;
+      t.dot_bf16<0, 4, 6>();
+      t.dot_bf16<1, 4, 7>();
+      t.load<4>(x0, sizeof(Line));
+      if constexpr (M == 2) t.dot_bf16<2, 5, 6>();
+      t.load<6>(w, kStride);
+      if constexpr (M == 2) t.dot_bf16<3, 5, 7>();
+      t.load<7>(w + kTile, kStride);
+      if constexpr (M == 2) t.load<5>(x1, sizeof(Line));
+    }
+    multiply();
+    w += tiles::kInputs * kTile;
+  }
+  if (rest) {  // behind the last inputs other weights lie, or nothing
     alignas(64) bf16 last[tiles::kInputs * kTile] = {};
     std::memcpy(last, w, rest * kTile * sizeof(bf16));
-    step(last);
+    load(last);
+    multiply();
   }
   constexpr int64_t kHalf = tiles::kTileRows;
   t.store<0>(sums, kTile * sizeof(float));

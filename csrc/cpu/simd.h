@@ -153,6 +153,16 @@ inline void store(fp16* p, vf x) {
 }
 
 inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
+// Whether a comparison held in every lane.
+inline bool all(vi mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) == 0xffff;
+#else
+  int held = 0;
+  for (int i = 0; i < kLanes; ++i) held += mask[i] != 0;
+  return held == kLanes;
+#endif
+}
 // The larger of two; b where a is NaN.
 inline vf max(vf a, vf b) { return select(a > b, a, b); }
 
@@ -243,6 +253,24 @@ inline vf exp2_nonpositive(vf x) {
   std::memcpy(&scale, &bits, sizeof scale);
   return p * scale;
 }
+#if defined(__AVX512F__)
+// 2^(x factor) to 1e-4, for what is rounded to bf16 next: 0 for -inf, +inf from 2^128 on, NaN passes through.
+inline vf rough_exp2(vf x, float factor) {
+  const vf magic = splat(12582912.0f), n = (x * factor + magic) - magic, r = x * factor - n;
+  vf p = splat(5.5008746e-2f);  // exactly 1 at 0
+  p = p * r + 2.4221076e-1f;
+  p = p * r + 6.9328292e-1f;
+  p = p * r + 1.0f;
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+}
+#endif
+#if defined(__AVX512BF16__)
+// Two vectors, one after the other.
+inline void store(bf16* p, vf x, vf y) {
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+  std::memcpy(p, &both, 64);
+}
+#endif
 inline vf tanh(vf x) {
   const vf e = exp(x * 2.0f);
   return 1.0f - 2.0f / (e + 1.0f);

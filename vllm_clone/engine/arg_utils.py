@@ -46,7 +46,7 @@ SAMPLING_DEFAULTS = {
 """Generation config keys that become sampling defaults, with the library's own defaults."""
 GENERATION_KEYS = frozenset([*SAMPLING_DEFAULTS, "max_new_tokens", "max_tokens"])
 FALLBACK_MAX_MODEL_LEN = 2048
-DEFAULT_BLOCK_SIZE: BlockSize = 16
+DEFAULT_BLOCK_SIZE: BlockSize = 32
 REASONS = {
     "device": "the only device of this build",
     "path": "where --model is",
