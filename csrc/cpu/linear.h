@@ -246,9 +246,9 @@ void run_unit(const Args<T, O>& a, int64_t unit, int64_t row, int64_t end) {
 // ---- matrix tiles ------------------------------------------------------------------------------
 
 #if defined(HAS_TILES)
-// From this many rows of bf16 on. Fewer are as quick without: four rows take fewer cycles per weight than memory takes
-// to deliver it, and vector loads are prefetched better than tile loads. Both ways give the same bits.
-constexpr int64_t kTilesFrom = 5;
+// From this many rows of bf16 on. One is quicker without: it takes fewer cycles per weight than memory takes to deliver
+// it, and vector loads are prefetched better than tile loads. Both ways give the same bits.
+constexpr int64_t kTilesFrom = 2;
 constexpr int64_t kSecondLevelCache = 1 << 20;  // bytes of inputs to keep there
 
 struct alignas(64) Line {
@@ -295,10 +295,15 @@ class Inputs {
   Line* lines_;
 };
 
+// How many weights to fetch ahead of those in use: tile loads alone leave most of the memory's bandwidth unused.
+constexpr int64_t kAhead = 4 * tiles::kInputs * kTile;
+
 // sums[32][32] = M times 16 rows of inputs by one tile of weights: tiles 0-3 sum, 4-5 hold inputs, 6-7 weights. A tile
 // register cannot be written before its readers are done, so that each is loaded anew right after its last use.
+// once: no other rows follow that use the weights, which come from memory.
 template <int M>
-inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64_t tile_row, const bf16* w, int64_t k) {
+inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64_t tile_row, const bf16* w, int64_t k,
+                       bool once) {
   const Line* x0 = inputs.tile_row(tile_row);
   const Line* x1 = inputs.tile_row(tile_row + M - 1);
   constexpr int64_t kStride = 2 * kTile * sizeof(bf16);
@@ -328,6 +333,8 @@ inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64
   if (steps) {
     load(w);
     for (int64_t step = 1; step < steps; ++step) {
+      if (once)
+        for (int64_t i = 0; i < tiles::kInputs * kTile; i += tiles::kInputs) __builtin_prefetch(w + kAhead + i, 0, 3);
       w += tiles::kInputs * kTile;
       x0 += tiles::kTileRows;
       x1 += tiles::kTileRows;
@@ -358,6 +365,8 @@ inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64
   }
 }
 
+constexpr int64_t kPair = 2 * tiles::kTileRows;  // rows that share a load of the weights
+
 // What a unit is multiplied by: its tile of weights and, when gated, its partner's.
 struct UnitWeights {
   const bf16 *own, *partner;
@@ -368,8 +377,9 @@ void run_tile_rows(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs
                    int64_t row, int64_t count) {
   alignas(64) float sums[M * tiles::kTileRows * kTile], partner[M * tiles::kTileRows * kTile];
   const int64_t tile_row = row / tiles::kTileRows;
-  tile_block<M>(t, sums, inputs, tile_row, weights.own, a.k);
-  if (a.gated()) tile_block<M>(t, partner, inputs, tile_row, weights.partner, a.k);
+  const bool once = a.rows <= kPair;
+  tile_block<M>(t, sums, inputs, tile_row, weights.own, a.k, once);
+  if (a.gated()) tile_block<M>(t, partner, inputs, tile_row, weights.partner, a.k, once);
   for (int64_t r = 0; r < count; ++r) {
     vf values[kVectors], others[kVectors];
     for (int i = 0; i < kVectors; ++i) {
@@ -384,7 +394,6 @@ void run_tile_rows(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs
 template <typename O>
 void run_unit(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, UnitWeights weights, int64_t unit,
               int64_t row, int64_t end) {
-  constexpr int64_t kPair = 2 * tiles::kTileRows;
   for (; row < end; row += kPair) {
     const int64_t count = std::min(kPair, end - row);
     if (count > tiles::kTileRows) {

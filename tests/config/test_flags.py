@@ -1,11 +1,14 @@
 """How a dataclass field becomes a flag."""
 
+import ast
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from vllm_clone.config import ENGINE_GROUPS, FrontendConfig
+import vllm_clone
+from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ServeConfig
 from vllm_clone.config.flags import FlagSpec, HumanInt, IntOrAuto, flag, flags_of, human_int, int_or_auto, resolved
 
 
@@ -138,3 +141,17 @@ def test_names_and_aliases_are_unique_over_all_groups_and_defaults_fit_their_typ
     for spec in specs:
         assert spec.check(spec.default) == spec.default
         assert spec.help.endswith(".") or "=" in spec.help, spec.name
+
+
+def test_every_flag_that_works_has_someone_who_reads_it():
+    root = Path(vllm_clone.__file__).parent
+    read = {
+        node.attr
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    groups = (ServeConfig, FrontendConfig, *ENGINE_GROUPS.values())
+    working = [spec.field for group in groups for spec in flags_of(group) if spec.support.level == "works"]
+    assert len(working) > 100
+    assert [field for field in working if field not in read] == []

@@ -361,11 +361,11 @@ def test_a_model_may_have_no_end_of_sequence(resolve):
 # ---- cache and batch ----
 
 
-def test_the_cache_has_blocks_of_16_and_reuses_prefixes(resolve):
+def test_the_cache_has_blocks_of_32_and_reuses_prefixes(resolve):
     cache = resolve().cache_config
-    assert (cache.block_size, cache.enable_prefix_caching) == (16, True)
-    cache = resolve(block_size=32, enable_prefix_caching=False).cache_config
-    assert (cache.block_size, cache.enable_prefix_caching) == (32, False)
+    assert (cache.block_size, cache.enable_prefix_caching) == (32, True)
+    cache = resolve(block_size=16, enable_prefix_caching=False).cache_config
+    assert (cache.block_size, cache.enable_prefix_caching) == (16, False)
 
 
 def test_a_given_memory_share_is_told_from_the_default(resolve):

@@ -24,7 +24,9 @@ KVCacheDtype = Literal[
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: BlockSize | None = flag(None, "Tokens per KV block; 32 when not given, which the CPU kernels read as they lie.")
+    block_size: BlockSize | None = flag(
+        None, "Tokens per KV block; 32 when not given, which CPU kernels read as they lie."
+    )
     gpu_memory_utilization: float = flag(
         0.92,
         "Fraction of the device's memory to use; a CPU without this flag takes a part of what is free.",

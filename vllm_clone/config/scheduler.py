@@ -7,7 +7,7 @@ from vllm_clone.config.flags import (
     HumanInt,
     flag,
 )
-from vllm_clone.config.support import later
+from vllm_clone.config.support import later, not_here
 
 
 @dataclass
@@ -49,7 +49,10 @@ class SchedulerConfig:
         None, "Give all attention layers equally sized KV, ignoring that sliding-window layers need less."
     )
     async_scheduling: bool | None = flag(
-        None, "Choose the next step while one runs; stops are then seen a step late. On by default."
+        None,
+        "Choose the next step while one runs; stops are then seen a step late.",
+        support=not_here("on a CPU choosing a step takes 1 % of computing it, so there is nothing to hide"),
+        working=(False,),
     )
     stream_interval: int = flag(1, "Tokens per streamed chunk; the first and the last are sent at once.")
     max_num_partial_prefills: int = flag(

@@ -65,7 +65,6 @@ REASONS = {
     "kv_cache_dtype": "--dtype",
     "enable_prefix_caching": "on for models that generate",
     "enable_chunked_prefill": "on for models that generate",
-    "async_scheduling": "on unless refused",
     "memory_share_given": "whether --gpu-memory-utilization is given",
     "max_num_batched_tokens": "the device's default, --max-num-seqs and --max-model-len",
     "max_num_seqs": "the device's default and --max-num-batched-tokens",
