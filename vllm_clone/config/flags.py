@@ -239,6 +239,15 @@ class FlagSpec:
         return {"json": "JSON", "list": "list", "switch_or_str": "[str]"}.get(self.kind, self.kind)
 
     @property
+    def what_works(self) -> str:
+        """The values that act, as in "1, 2 work"."""
+        values = [
+            value if not isinstance(value, bool) else self.name if value else f"--no-{self.name[2:]}"
+            for value in self.working
+        ]
+        return f"{', '.join(map(str, values))} work{'s' if len(values) == 1 else ''}"
+
+    @property
     def level(self) -> Level:
         """``works`` also for a flag of which only some values act."""
         return "works" if self.working else self.support.level
@@ -261,7 +270,7 @@ class FlagSpec:
         elif self.secret:
             shown = self.name
         support = self.support
-        works = f"; {', '.join(map(str, self.working))} work" if self.working else ""
+        works = f"; {self.what_works}" if self.working else ""
         reason = (self.reasons or {}).get(value, support.reason)
         return f"{shown}: {reason}{works}; {support.remedy}."
 

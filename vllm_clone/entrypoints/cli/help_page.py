@@ -85,7 +85,7 @@ def supported(spec: FlagSpec) -> str:
     if spec.support.level == "works":
         return ""
     if spec.working:
-        return f" [{', '.join(map(str, spec.working))} work; other values: {level}]"
+        return f" [{spec.what_works}; other values: {level}]"
     return f" [{level}]"
 
 

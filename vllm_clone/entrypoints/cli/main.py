@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from vllm_clone import envs
 from vllm_clone.entrypoints.cli.parser import FlagParser, HelpShown, UsageError
@@ -58,10 +59,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
         raise UsageError(f"unknown command {name!r}; {f'did you mean {near[0]}?' if near else _known()}")
     if problems := envs.problems():
         raise ConfigError(problems[0])
-    text, module_name = COMMANDS[name]
-    module = importlib.import_module(module_name)
-    parser = FlagParser(f"vllm {name}", getattr(module, "USAGE", f"vllm {name} [options]"), text)
-    module.add_arguments(parser)
+    parser, module = parser_of(name)
     prepare = getattr(module, "prepare_argv", list)
     try:
         args = parser.parse(prepare(argv))
@@ -72,6 +70,15 @@ def _run(name: str, argv: Sequence[str]) -> int:
     for warning in parser.warnings:
         print(f"vllm: warning: {warning}", file=sys.stderr)
     return int(module.run(args))
+
+
+def parser_of(name: str) -> tuple[FlagParser, ModuleType]:
+    """The parser of one of :data:`COMMANDS`, and the module that runs it."""
+    text, module_name = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    parser = FlagParser(f"vllm {name}", getattr(module, "USAGE", f"vllm {name} [options]"), text)
+    module.add_arguments(parser)
+    return parser, module
 
 
 def _overview() -> str:
