@@ -35,8 +35,8 @@ def cli_page() -> str:
         "# Command line",
         "",
         f"Made by `{COMMAND}`;",
-        "`vllm COMMAND --help` says the same. Names take `_` for `-`. What is said in brackets not to act in this build is",
-        "refused; see [support.md](support.md).",
+        "`vllm COMMAND --help` says the same. Names take `_` for `-`. What brackets say not to act here is refused; see",
+        "[support.md](support.md).",
     ]
     for name in COMMANDS:
         parser, _ = parser_of(name)
@@ -89,8 +89,8 @@ def support_page() -> str:
         "# What works",
         "",
         f"Made by `{COMMAND}`.",
-        "A flag of `vllm serve` that cannot act stops the start with reason and remedy (exit code 2) before a weight is",
-        "loaded, and only when its value is not the default.",
+        "A flag of `vllm serve` that cannot act stops the start with reason and remedy (exit code 2) before a weight",
+        "is loaded, and only when its value is not the default.",
         "",
         "| Level | Flags |",
         "|---|--:|",
