@@ -35,7 +35,7 @@ def cli_page() -> str:
         "# Command line",
         "",
         f"Made by `{COMMAND}`;",
-        "`vllm COMMAND --help` says the same. Names take `_` for `-`. What brackets say not to act here is refused; see",
+        "`vllm COMMAND --help` says the same. Names take `_` for `-`. What brackets say not to act is refused: see",
         "[support.md](support.md).",
     ]
     for name in COMMANDS:
