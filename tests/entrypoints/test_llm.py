@@ -143,7 +143,7 @@ def test_prefix_reuse_changes_no_answer(llm: LLM) -> None:
     assert llm.reset_prefix_cache()
     cold, warm = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
     assert cold.num_cached_tokens == 0
-    assert warm.num_cached_tokens == 80
+    assert warm.num_cached_tokens == 64
     assert text_of(cold) == text_of(warm)
 
 
