@@ -142,6 +142,9 @@ VARIABLES: dict[str, Variable] = {
     "HF_HUB_OFFLINE": Variable(_hub_switch, False, "Never touch the network for model files."),
     "TRANSFORMERS_OFFLINE": Variable(_hub_switch, False, "Same as HF_HUB_OFFLINE."),
     "OPENAI_API_KEY": Variable(str, None, "API key that the client commands send."),
+    "PROMETHEUS_MULTIPROC_DIR": Variable(
+        str, None, "Directory in which several API servers share their metrics; a temporary one when not set."
+    ),
     "PYTHONHASHSEED": Variable(str, None, "Seeds the root of the block hash chain when set."),
     "NO_COLOR": Variable(str, None, "No colours in logs when set."),
     "FORCE_COLOR": Variable(str, None, "Colours in logs even when they go to no terminal."),
@@ -169,6 +172,11 @@ def __getattr__(name: str) -> Any:
 def export(name: str, value: str) -> None:
     """Set a variable for this process and those it starts."""
     os.environ[name] = value
+
+
+def forget(name: str) -> None:
+    """Unset a variable for this process and those it starts."""
+    os.environ.pop(name, None)
 
 
 def problems() -> list[str]:

@@ -53,6 +53,8 @@ SERVE: list[tuple[str, str]] = [
     ("M --hf-overrides.a", "--hf-overrides.a: expected one argument"),
     ("M --override-generation-config.temprature 1", "temprature is no sampling default; known are"),
     # flags that contradict each other
+    ("M --api-server-count 0", "--api-server-count 0: must be in [1, 256]"),
+    ("M --api-server-count 2 --disable-frontend-multiprocessing", "leave --disable-frontend-multiprocessing out"),
     ("M --max-num-batched-tokens 4 --max-num-seqs 5", "--max-num-batched-tokens 4: must be at least --max-num-seqs"),
     ("M --no-enable-chunked-prefill --max-num-batched-tokens 512", "must be at least --max-model-len (4096) without"),
     ("M --max-num-active-seqs 999", "--max-num-active-seqs 999: must be at least 1 and at most --max-num-seqs (128)"),

@@ -30,8 +30,6 @@ class ServeConfig:
         None,
         "Number of HTTP front-end processes that share one listening port and one set of engine cores.",
         aliases=("-asc",),
-        support=later("Several API servers", "give 1"),
-        working=(1,),
     )
     config: str | None = flag(None, "YAML file with flags; typed flags win over it.")
     grpc: bool = flag(

@@ -7,11 +7,12 @@ from typing import Any
 
 from vllm_clone.config import VllmConfig
 from vllm_clone.engine.collector import Collector
-from vllm_clone.engine.core_client import CoreClient, ProcessClient, ThreadClient
+from vllm_clone.engine.core_client import CoreClient, ProcessClient, SharedClient, ThreadClient
 from vllm_clone.engine.engine_process import EngineProcess
 from vllm_clone.engine.input_processor import InputProcessor
 from vllm_clone.engine.inputs import ProcessedRequest, PromptType, TokensPrompt
 from vllm_clone.engine.output_processor import OutputProcessor
+from vllm_clone.engine.shared_engine import AttachedEngine, Board
 from vllm_clone.errors import EngineDeadError, RequestError
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineCoreOutputs, EngineReady
@@ -42,31 +43,44 @@ class AsyncLLM:
         client: CoreClient,
         tokenizer: Tokenizer | None,
         stat_loggers: Sequence[StatLogger] = (),
+        board: Board | None = None,
     ) -> None:
         self.vllm_config = config
         self.tokenizer = tokenizer
-        self.input_processor = InputProcessor(config, tokenizer)
+        self.input_processor = InputProcessor(config, tokenizer, client.index)
         self.output_processor = OutputProcessor(tokenizer, config.scheduler_config.stream_interval)
         self.stat_loggers: list[StatLogger] = list(stat_loggers)
         self.ready: EngineReady | None = None
         self._client = client
         self._handler: asyncio.Task[None] | None = None
         self._draining = False
+        self._board = board
+        self._idle = asyncio.Event()
+        """Set when no request is open any more and none is taken."""
 
     @classmethod
     def from_vllm_config(
-        cls, config: VllmConfig, process: EngineProcess | None = None, stat_loggers: Sequence[StatLogger] = ()
+        cls,
+        config: VllmConfig,
+        process: EngineProcess | None = None,
+        stat_loggers: Sequence[StatLogger] = (),
+        board: Board | None = None,
     ) -> "AsyncLLM":
         """An AsyncLLM over an engine process, or over an engine thread of this process when there is none.
 
+        ``board`` counts the requests of the other clients of a shared engine, for limits that hold for all together.
         The engine may still be loading; await :meth:`wait_ready` before the first request.
         """
         model = config.model_config
         tokenizer = None
         if not model.skip_tokenizer_init:
             tokenizer = get_tokenizer(model.tokenizer_path, model.tokenizer_mode, model.trust_remote_code)
-        client = ProcessClient(process) if process is not None else ThreadClient(config)
-        return cls(config, client, tokenizer, stat_loggers)
+        client: CoreClient
+        if isinstance(process, AttachedEngine):
+            client = SharedClient(process)
+        else:
+            client = ProcessClient(process) if process is not None else ThreadClient(config)
+        return cls(config, client, tokenizer, stat_loggers, board)
 
     async def wait_ready(self) -> EngineReady:
         """Return once the engine takes requests.
@@ -133,6 +147,7 @@ class AsyncLLM:
         self._admit()
         collector = Collector(request.params.output_kind is RequestOutputKind.DELTA)
         state = self.output_processor.add(request, collector.put)
+        self._count()
         try:
             for sequence in request.sequences:
                 try:
@@ -146,6 +161,7 @@ class AsyncLLM:
                 yield output
         finally:
             self._client.abort(self.output_processor.discard(state))
+            self._count()
 
     async def abort(self, request_id: str) -> None:
         """End every request of that id; their consumers get a last output with finish reason ``abort``."""
@@ -199,6 +215,8 @@ class AsyncLLM:
         # Consumers get their answer here and now, even when the engine hangs or is in the middle of a long step.
         cut = asyncio.get_running_loop().call_later(timeout, self._abort_all)
         try:
+            if isinstance(self._client, SharedClient):
+                await self._until_idle()
             await self._client.shutdown(timeout)
         finally:
             cut.cancel()
@@ -209,6 +227,24 @@ class AsyncLLM:
 
     def _abort_all(self) -> None:
         self._client.abort(self.output_processor.abort_all())
+        self._count()
+
+    async def _until_idle(self) -> None:
+        """Return when no request is open, or when the engine has ended."""
+        self._count()
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._client.ended)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def _count(self) -> None:
+        """The number of open requests may have changed."""
+        outputs = self.output_processor
+        if self._draining and not outputs.num_requests:
+            self._idle.set()
+        if self._board is not None:
+            self._board.post("requests", outputs.num_requests)
+            self._board.post("prefill_tokens", outputs.num_prefill_tokens)
 
     def _admit(self) -> None:
         if self._client.dead is not None:
@@ -217,11 +253,15 @@ class AsyncLLM:
             raise RequestError("The server is shutting down; try again later.", kind="overloaded")
         if self.ready is None:
             raise RequestError("The engine is still starting; try again later.", kind="overloaded")
-        limits, outputs = self.vllm_config.scheduler_config, self.output_processor
-        if limits.max_num_queued_reqs is not None and outputs.num_requests >= limits.max_num_queued_reqs:
-            self._reject("max_num_queued_reqs", f"{outputs.num_requests} requests are in flight")
-        if limits.max_num_queued_tokens is not None and outputs.num_prefill_tokens >= limits.max_num_queued_tokens:
-            self._reject("max_num_queued_tokens", f"{outputs.num_prefill_tokens} prompt tokens are waiting")
+        limits, outputs, board = self.vllm_config.scheduler_config, self.output_processor, self._board
+        if limits.max_num_queued_reqs is not None:
+            open_ = outputs.num_requests + (board.others("requests") if board is not None else 0)
+            if open_ >= limits.max_num_queued_reqs:
+                self._reject("max_num_queued_reqs", f"{open_} requests are in flight")
+        if limits.max_num_queued_tokens is not None:
+            waiting = outputs.num_prefill_tokens + (board.others("prefill_tokens") if board is not None else 0)
+            if waiting >= limits.max_num_queued_tokens:
+                self._reject("max_num_queued_tokens", f"{waiting} prompt tokens are waiting")
 
     def _reject(self, reason: str, state: str) -> None:
         for stat_logger in self.stat_loggers:
@@ -252,6 +292,8 @@ class AsyncLLM:
                 await asyncio.sleep(0)
             part = batch.outputs[start : start + SLICE]
             self._client.abort(self.output_processor.process(part, batch.timestamp, stats))
+        if self._board is not None:
+            self._count()
         for stat_logger in self.stat_loggers:
             try:
                 stat_logger.record(batch.scheduler_stats, stats)

@@ -13,6 +13,7 @@ from typing import Any
 from vllm_clone import envs
 from vllm_clone.config import VllmConfig
 from vllm_clone.engine.engine_process import EngineProcess
+from vllm_clone.engine.shared_engine import AttachedEngine
 from vllm_clone.errors import ConfigError, EngineDeadError, ModelLoadError
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import (
@@ -42,6 +43,8 @@ class CoreClient(ABC):
     """One engine as seen from one event loop. Every method is called in that loop's thread."""
 
     def __init__(self) -> None:
+        self.index = 0
+        """Which of the engine's clients this is."""
         self.dead: EngineDeadError | None = None
         """Why nothing can be generated any more; None while the engine lives."""
         self._outputs: asyncio.Queue[EngineCoreOutputs | None] = asyncio.Queue()
@@ -77,6 +80,7 @@ class CoreClient(ABC):
     # ---- requests ----
 
     def add(self, request: EngineCoreRequest) -> None:
+        request.client_index = self.index
         self._send_alive(request)
 
     def abort(self, request_ids: list[str]) -> None:
@@ -173,7 +177,7 @@ class CoreClient(ABC):
 
     async def _call(self, method: str, args: list[Any]) -> Any:
         call_id = next(self._call_ids)
-        self._send_alive(UtilityCall(call_id, method, args))
+        self._send_alive(UtilityCall(call_id, method, args, self.index))
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             return await future
@@ -277,6 +281,27 @@ class ProcessClient(CoreClient):
         if loop is not None:
             loop.remove_reader(self._process.readable_fd)
             loop.remove_reader(self._process.pidfd)
+
+
+class SharedClient(ProcessClient):
+    """The engine has other clients too, and whoever started it ends it; see :mod:`vllm_clone.engine.shared_engine`."""
+
+    def __init__(self, process: AttachedEngine) -> None:
+        super().__init__(process)
+        self.index = process.index
+
+    async def shutdown(self, timeout: float = 0.0) -> None:
+        """Leave the engine alone; open requests must have been finished or aborted before."""
+        self._end_expected = True
+        if self._heart is not None:
+            self._heart.cancel()
+        await self._end()
+        self.die("The server is shutting down.")
+
+    async def _end(self) -> None:
+        self._forget_readers()
+        async with self._closing:
+            await asyncio.to_thread(self._process.close)
 
 
 class ThreadClient(CoreClient):

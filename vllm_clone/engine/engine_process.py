@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import IO, Protocol
 
 import msgspec
 import zmq
@@ -31,13 +32,66 @@ LAST_WORDS_SECONDS = 0.1
 """How long a message of a dead engine may still be on its way through this process."""
 
 
+def launch(
+    config: VllmConfig, input_files: list[int], output_files: list[int], module: str = ENGINE_MODULE
+) -> "subprocess.Popen[bytes]":
+    """Start the engine in a child process and return while it still loads.
+
+    Descriptors ``input_files[i]`` and ``output_files[i]`` are the socket files of client i. The child's standard input
+    must stay open as long as it shall live.
+    """
+    boot = Boot(
+        config=config,
+        input_addresses=[_address(fd) for fd in input_files],
+        output_addresses=[_address(fd) for fd in output_files],
+        parent_pid=os.getpid(),
+        started_by_main_thread=threading.current_thread() is threading.main_thread(),
+    )
+    return start_child(module, msgspec.json.encode(boot), (*input_files, *output_files))
+
+
+def start_child(module: str, boot: bytes, fds: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+    """Run a module in a process that inherits ``fds`` and reads one line, ``boot``, from its standard input."""
+    with interrupts_blocked():
+        process = subprocess.Popen(
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=fds, env=envs.of_engine()
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # its exit is noticed soon enough
+        process.stdin.write(boot + b"\n")
+        process.stdin.flush()
+    return process
+
+
+class Process(Protocol):
+    """What is asked of a process; a Popen can do it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    def wait(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Wires(Protocol):
+    """A client's ends of both directions."""
+
+    @property
+    def to_engine(self) -> "zmq.Socket[bytes]": ...
+    @property
+    def from_engine(self) -> "zmq.Socket[bytes]": ...
+    def close(self) -> None: ...
+
+
 class EngineProcess:
     """A running engine process and the sockets to it. Used by one thread at a time.
 
     Made by :meth:`start`; ended by :meth:`close`, which every path must reach.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", sockets: "_Sockets", timeout: float) -> None:
+    def __init__(self, process: Process, sockets: Wires, timeout: float) -> None:
         self._process = process
         self._deadline = time.monotonic() + timeout
         self.pidfd = os.pidfd_open(process.pid)
@@ -58,26 +112,9 @@ class EngineProcess:
         with contextlib.ExitStack() as undo:
             sockets = _Sockets()
             undo.callback(sockets.close)
-            boot = Boot(
-                config=config,
-                input_addresses=[_address(sockets.input_file)],
-                output_addresses=[_address(sockets.output_file)],
-                parent_pid=os.getpid(),
-                started_by_main_thread=threading.current_thread() is threading.main_thread(),
-            )
-            with interrupts_blocked():
-                process = subprocess.Popen(
-                    [sys.executable, "-m", module],
-                    stdin=subprocess.PIPE,
-                    pass_fds=(sockets.input_file, sockets.output_file),
-                    env=envs.of_engine(),
-                )
+            process = launch(config, [sockets.input_file], [sockets.output_file], module)
             sockets.close_files()
             undo.pop_all()
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its exit is noticed soon enough
-            process.stdin.write(msgspec.json.encode(boot) + b"\n")
-            process.stdin.flush()
         return cls(process, sockets, envs.VLLM_ENGINE_READY_TIMEOUT_S)
 
     @property
@@ -207,7 +244,7 @@ class _Sockets:
         self._context = zmq.Context()
         self.to_engine = self._context.socket(zmq.PUSH)
         self.from_engine = self._context.socket(zmq.PULL)
-        directory = _private_directory()
+        directory = private_directory()
         files = []
         try:
             for socket, name in ((self.to_engine, "in"), (self.from_engine, "out")):
@@ -233,7 +270,7 @@ class _Sockets:
         self._context.term()
 
 
-def _private_directory() -> str:
+def private_directory() -> str:
     """A new directory, mode 0700, whose path is short enough for a socket in it."""
     directory = tempfile.mkdtemp(prefix="vllm-")
     if len(directory) + len("/out") > MAX_SOCKET_PATH:

@@ -27,7 +27,8 @@ class InputProcessor:
         vocab_size: ids at or above it have no embedding.
     """
 
-    def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, config: VllmConfig, tokenizer: Tokenizer | None, client_index: int = 0) -> None:
+        """``client_index``: which of the engine's clients draws the seeds, so that no two draw the same."""
         model = self._model = config.model_config
         self.vocab_size = model.vocab_size
         self._max_logprobs = model.max_logprobs
@@ -35,7 +36,7 @@ class InputProcessor:
         self._eos_token_id = tokenizer.eos_token_id if tokenizer is not None else None
         self._other_eos_ids = [i for i in model.eos_token_ids if i != self._eos_token_id]
         self._defaults = model.generation_defaults
-        self._seeds = random.Random(model.seed)
+        self._seeds = random.Random(f"{model.seed}/{client_index}" if client_index else model.seed)
 
     @property
     def max_model_len(self) -> int:

@@ -13,6 +13,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from vllm_clone.config import CacheConfig
 from vllm_clone.messages import EngineReady, SchedulerStats
@@ -57,9 +58,9 @@ class PrometheusMetrics:
             self._counter(f"vllm:estimated_{what}_per_gpu", f"Estimated {what.replace('_', ' ')} per device.")
         self._running = self._gauge("vllm:num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests that wait to run.")
-        self._waiting_by = self._split(Gauge, "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.",
+        self._waiting_by = self._split(_gauge, "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.",
                                        "reason", ("capacity", "deferred"))  # fmt: skip
-        sleep = self._split(Gauge, "vllm:engine_sleep_state", "1 for the state the engine is in.", "sleep_state",
+        sleep = self._split(_gauge, "vllm:engine_sleep_state", "1 for the state the engine is in.", "sleep_state",
                             SLEEP_STATES)  # fmt: skip
         sleep["awake"].set(1)
         self._usage = self._gauge("vllm:kv_cache_usage_perc", "Fraction of KV blocks in use, 0 to 1.")
@@ -146,7 +147,7 @@ class PrometheusMetrics:
             "kv_cache_max_concurrency": f"{max_concurrency:.2f}",
         }
         labels = {"engine": self._engine} | {k: str(v) for k, v in facts.items()}
-        gauge = Gauge(
+        gauge = _gauge(
             "vllm:cache_config_info", "Facts about the KV cache, as labels.", list(labels), registry=self._registry
         )
         gauge.labels(**labels).set(1)
@@ -169,7 +170,7 @@ class PrometheusMetrics:
         return Counter(name, help, list(self._labels), registry=self._registry).labels(**self._labels)
 
     def _gauge(self, name: str, help: str) -> Gauge:
-        return Gauge(name, help, list(self._labels), registry=self._registry).labels(**self._labels)
+        return _gauge(name, help, list(self._labels), registry=self._registry).labels(**self._labels)
 
     def _histogram(self, name: str, help: str, buckets: Iterable[float]) -> Histogram:
         labels = list(self._labels)
@@ -179,6 +180,21 @@ class PrometheusMetrics:
         """One child per value of an extra label, all visible from the start."""
         family = kind(name, help, [*self._labels, label], registry=self._registry)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
+
+
+def _gauge(name: str, help: str, labels: list[str], registry: CollectorRegistry) -> Gauge:
+    """A gauge of which, among several API servers, the value set last shows."""
+    return Gauge(name, help, labels, registry=registry, multiprocess_mode="mostrecent")
+
+
+def shared_registries() -> tuple[CollectorRegistry, CollectorRegistry]:
+    """For one of several API servers: where its series belong, and what shows the series of all of them.
+
+    The environment variable PROMETHEUS_MULTIPROC_DIR must have been set before this process began.
+    """
+    shown = CollectorRegistry()
+    MultiProcessCollector(shown)
+    return CollectorRegistry(), shown
 
 
 def new_registry() -> CollectorRegistry:

@@ -1,10 +1,11 @@
 """What the server's own flags must fulfil, alone and together; each failure is one line."""
 
-from vllm_clone.config import FrontendConfig
+from vllm_clone.config import FrontendConfig, ServeConfig
 from vllm_clone.entrypoints.launchers.tls import tls_options
 from vllm_clone.errors import ConfigError, RequestError
 from vllm_clone.logger import use_config_file
 
+MAX_API_SERVERS = 256
 AT_LEAST = {
     "shutdown_timeout": 0,
     "sse_keep_alive_interval": 0,
@@ -13,6 +14,22 @@ AT_LEAST = {
     "h11_max_header_count": 1,
 }
 """Field → its smallest value."""
+
+
+def check_serve(serve: ServeConfig, frontend: FrontendConfig) -> None:
+    """Look at what `vllm serve` starts.
+
+    Raises:
+        ConfigError: flag, value, rule and remedy.
+    """
+    count = serve.api_server_count
+    if count is not None and not 1 <= count <= MAX_API_SERVERS:
+        raise ConfigError(f"--api-server-count {count}: must be in [1, {MAX_API_SERVERS}].")
+    if count not in (None, 1) and frontend.disable_frontend_multiprocessing:
+        raise ConfigError(
+            f"--api-server-count {count}: API servers in processes of their own cannot share an engine in this one; "
+            "leave --disable-frontend-multiprocessing out."
+        )
 
 
 def check_frontend(frontend: FrontendConfig, *, log_requests: bool, log_stats: bool) -> None:

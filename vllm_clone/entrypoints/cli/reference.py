@@ -18,6 +18,7 @@ from vllm_clone.entrypoints.cli.parser import FlagParser
 
 COMMAND = "python -m vllm_clone.entrypoints.cli.reference"
 DIFFERENCES = (
+    ("`--api-server-count`", "a drain reaches every API server; queue limits and /load count the requests of all"),
     ("`--async-scheduling`", "refused on a CPU, where choosing a step takes 1 % of computing it; `--no-` is accepted"),
     ("`--block-size`", "32 when not given (vLLM on a CPU: 128): prefixes are shared in smaller pieces"),
     ("`--config`", "`--config=FILE` is read; `false` in the file switches off; unknown keys are refused"),

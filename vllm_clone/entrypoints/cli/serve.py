@@ -8,12 +8,12 @@ import socket
 import stat
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ModelConfig, ServeConfig, VllmConfig
 from vllm_clone.config.flags import flags_of
 from vllm_clone.engine.arg_utils import EngineArgs, refuse_what_cannot_act
-from vllm_clone.entrypoints.cli.checks import check_frontend
+from vllm_clone.entrypoints.cli.checks import check_frontend, check_serve
 from vllm_clone.entrypoints.cli.parser import FlagParser
 from vllm_clone.errors import ConfigError
 from vllm_clone.utils.process import EarlySignals
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         given.setdefault("enable_log_requests", True)
     refuse_what_cannot_act(serve)
     refuse_what_cannot_act(frontend)
+    check_serve(serve, frontend)
     check_frontend(
         frontend,
         log_requests=given.get("enable_log_requests", False),
@@ -55,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
         print(dry_run.report(engine_args, config, frontend, getattr(args, "sources", {})))
         return 0
     with claimed_address(frontend) as listener, EarlySignals() as signals:
+        if (count := serve.api_server_count or 1) > 1:
+            from vllm_clone.entrypoints.launchers.supervisor import run_servers
+
+            return run_servers(count, config, frontend, listener, _non_default(engine_args, frontend), signals)
         if frontend.disable_frontend_multiprocessing:
             return _serve(config, frontend, listener, None, engine_args, signals)
         from vllm_clone.engine.engine_process import EngineProcess
@@ -89,12 +94,16 @@ def _serve(
 ) -> int:
     from vllm_clone.entrypoints.launchers.api_server import run_server
 
-    non_default = engine_args.values | {
+    return run_server(config, frontend, listener, process, _non_default(engine_args, frontend), signals)
+
+
+def _non_default(engine_args: EngineArgs, frontend: FrontendConfig) -> dict[str, Any]:
+    """What the log tells of the command line."""
+    return engine_args.values | {
         spec.field: "***" if spec.secret else value
         for spec in flags_of(FrontendConfig)
         if (value := getattr(frontend, spec.field)) != spec.default
     }
-    return run_server(config, frontend, listener, process, non_default, signals)
 
 
 @contextlib.contextmanager

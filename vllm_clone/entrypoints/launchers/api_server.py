@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import uvicorn
@@ -14,6 +15,7 @@ from vllm_clone import envs
 from vllm_clone.config import FrontendConfig, VllmConfig
 from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.engine.engine_process import EngineProcess
+from vllm_clone.engine.shared_engine import AttachedEngine, Board
 from vllm_clone.entrypoints.launchers.app import build_app, routes_of
 from vllm_clone.entrypoints.launchers.http_protocol import limited_protocol
 from vllm_clone.entrypoints.launchers.tls import follow_files, tls_options
@@ -21,7 +23,7 @@ from vllm_clone.errors import ConfigError, EngineDeadError
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineReady
 from vllm_clone.metrics.log_line import StatLine
-from vllm_clone.metrics.prometheus import PrometheusMetrics, new_registry
+from vllm_clone.metrics.prometheus import PrometheusMetrics, new_registry, shared_registries
 from vllm_clone.metrics.stats import StatLogger
 from vllm_clone.utils.process import EarlySignals
 from vllm_clone.version import VLLM_INTERFACE_VERSION, __version__
@@ -57,6 +59,12 @@ def run_server(
     Raises:
         EngineDeadError: the engine cannot start; the message is cause and remedy.
     """
+    log_start(config, non_default)
+    return run_loop(_Server(config, frontend, listener, process).run(signals))
+
+
+def log_start(config: VllmConfig, non_default: dict[str, Any]) -> None:
+    """Banner, what was given, and what in the environment means nothing."""
     model = config.model_config.model
     if envs.VLLM_DISABLE_LOG_LOGO:
         logger.info("vllm_clone %s (interface of vLLM %s), model %s", __version__, VLLM_INTERFACE_VERSION, model)
@@ -65,29 +73,44 @@ def run_server(
     logger.info("Non-default arguments: %s", non_default)
     for name in envs.unknown_names():
         logger.warning("The environment variable %s means nothing here; is it misspelt?", name)
-    loop_factory = _loop_factory()
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(_Server(config, frontend, listener, process).run(signals))
 
 
-def _loop_factory() -> Any:
-    try:
+def run_shared(
+    config: VllmConfig, frontend: FrontendConfig, listener: socket.socket, engine: AttachedEngine, board: Board
+) -> int:
+    """:func:`run_server` for one of several API servers over one engine."""
+    with EarlySignals() as signals:
+        return run_loop(_Server(config, frontend, listener, engine, board).run(signals))
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run a coroutine in the fastest event loop there is."""
+    loop_factory: Any = None
+    with contextlib.suppress(ImportError):
         import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(main)
 
 
 class _Server:
     """The server's life: start, serve, drain, end."""
 
     def __init__(
-        self, config: VllmConfig, frontend: FrontendConfig, listener: socket.socket, process: EngineProcess | None
+        self,
+        config: VllmConfig,
+        frontend: FrontendConfig,
+        listener: socket.socket,
+        process: EngineProcess | None,
+        board: Board | None = None,
     ) -> None:
         self._config = config
         self._frontend = frontend
         self._listener = listener
         self._process = process
+        self._board = board
+        self._is_first = not isinstance(process, AttachedEngine) or process.index == 0
         self._begun = time.monotonic()
         self._signals = 0
         self._stop = asyncio.Event()
@@ -101,23 +124,26 @@ class _Server:
             logger.info("Stopped by a signal while the engine was starting.")
             return 0
         config = self._config
-        registry = new_registry()
+        registry = shown = new_registry()
+        if self._board is not None:
+            registry, shown = shared_registries()
         loggers: list[StatLogger] = []
         metrics, line = None, StatLine(config.device_config.device)
         if not config.observability_config.disable_log_stats:
             names = config.model_config.served_model_name or [config.model_config.model]
             metrics = PrometheusMetrics(registry, names[0], config.model_config.max_model_len or 0)
-            loggers = [metrics, line]
-        engine = AsyncLLM.from_vllm_config(config, self._process, loggers)
+            loggers = [metrics, line] if self._board is None else [metrics]
+        engine = AsyncLLM.from_vllm_config(config, self._process, loggers, self._board)
         try:
-            app = build_app(engine, config, self._frontend, registry)
+            app = build_app(engine, config, self._frontend, registry, shown, self._board)
             ready = await self._wait_ready(engine)
             if ready is None:
                 return 0
             if metrics is not None:
                 metrics.record_ready(config.cache_config, ready, max_concurrency(ready))
-            ticker = asyncio.create_task(_tick(line)) if loggers else None
-            self._announce(app, ready)
+            ticker = asyncio.create_task(_tick(line)) if line in loggers else None
+            if self._is_first:
+                self._announce(app, ready)
             code = await self._serve(engine, app)
             if ticker is not None:
                 ticker.cancel()

@@ -12,6 +12,7 @@ from vllm_clone import envs
 from vllm_clone.config import FrontendConfig, VllmConfig
 from vllm_clone.config.named_code import import_named
 from vllm_clone.engine.async_llm import AsyncLLM
+from vllm_clone.engine.shared_engine import Board
 from vllm_clone.entrypoints.openai.routes import openai_routes
 from vllm_clone.entrypoints.openai.serving import Serving
 from vllm_clone.entrypoints.serve import errors
@@ -41,21 +42,33 @@ def routes_of(app: FastAPI) -> list[tuple[str, list[str]]]:
     return [(path, list(methods)) for path, methods in sorted(found)]
 
 
-def build_app(engine: AsyncLLM, config: VllmConfig, frontend: FrontendConfig, registry: CollectorRegistry) -> FastAPI:
-    """The application over an engine. ``registry`` is what /metrics shows.
+def build_app(
+    engine: AsyncLLM,
+    config: VllmConfig,
+    frontend: FrontendConfig,
+    registry: CollectorRegistry,
+    shown: CollectorRegistry | None = None,
+    board: Board | None = None,
+) -> FastAPI:
+    """The application over an engine. HTTP series go into ``registry``.
+
+    Args:
+        shown: what /metrics shows when that is more than ``registry``: the series of all API servers.
+        board: what the API servers tell each other.
 
     Raises:
         ConfigError: the chat template cannot be read.
     """
-    serving, load = Serving(engine, config, frontend), Load()
+    shown = registry if shown is None else shown
+    serving, load = Serving(engine, config, frontend), Load(board)
     docs: dict[str, Any] = {}
     if frontend.disable_fastapi_docs:
         docs = {"openapi_url": None, "docs_url": None, "redoc_url": None}
     app = FastAPI(**docs)
     app.root_path = frontend.root_path or ""
     app.state.log_error_stack = frontend.log_error_stack
-    app.include_router(openai_routes(serving, load, registry))
-    app.include_router(service_routes(serving, load, registry))
+    app.include_router(openai_routes(serving, load, shown))
+    app.include_router(service_routes(serving, load, shown))
     app.include_router(token_routes(serving))
     app.add_exception_handler(RequestError, errors.on_request_error)
     app.add_exception_handler(EngineDeadError, errors.on_request_error)

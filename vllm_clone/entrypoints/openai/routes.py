@@ -51,11 +51,11 @@ def openai_routes(serving: Serving, load: Load, registry: CollectorRegistry) -> 
     async def _counted(work: Callable[[], Awaitable[Any]], load: Load) -> Any:
         if not serving.frontend.enable_server_load_tracking:
             return await work()
-        load.count += 1
+        load.add(1)
         try:
             return await work()
         finally:
-            load.count -= 1
+            load.add(-1)
 
     return router
 
@@ -74,10 +74,10 @@ def load_report(form: str | None, registry: CollectorRegistry, model_name: str) 
 
 
 async def _counted_stream(events: AsyncIterator[bytes], load: Load) -> AsyncIterator[bytes]:
-    load.count += 1
+    load.add(1)
     try:
         async for piece in events:
             yield piece
     finally:
-        load.count -= 1
+        load.add(-1)
         await events.aclose()  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.responses import JSONResponse, Response
 
+from vllm_clone.engine.shared_engine import Board
 from vllm_clone.entrypoints.openai.answers import to_json
 from vllm_clone.entrypoints.openai.requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from vllm_clone.entrypoints.openai.serving import INLINE_CHARS, Serving, now
@@ -36,10 +37,20 @@ async def require_json(request: Request) -> None:
 
 
 class Load:
-    """Generation requests in flight, for /load."""
+    """Generation requests in flight, for /load; ``board`` knows those of other API servers."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, board: Board | None = None) -> None:
+        self._board = board
+        self._own = 0
+
+    def add(self, change: int) -> None:
+        self._own += change
+        if self._board is not None:
+            self._board.post("load", self._own)
+
+    @property
+    def count(self) -> int:
+        return self._own + (self._board.others("load") if self._board is not None else 0)
 
 
 def service_routes(serving: Serving, load: Load, registry: CollectorRegistry) -> APIRouter:
