@@ -110,6 +110,27 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     """Message for the client when finish_reason is ERROR."""
 
 
+class KVEviction(msgspec.Struct, array_like=True, gc=False):
+    """The life of one sampled KV block, in seconds."""
+
+    lifetime: float
+    """From allocation until what it caches is overwritten."""
+    idle: float
+    """From its last use until then."""
+    reuse_gaps: list[float] = []
+    """Between its uses."""
+
+
+class StepCounts(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Steps since the last report, and their tokens, by how they ran."""
+
+    replayed: int = 0
+    replayed_tokens: int = 0
+    direct: int = 0
+    """Through Python."""
+    direct_tokens: int = 0
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """State after a step, plus counts since the last report."""
 
@@ -121,6 +142,13 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    kv_evictions: list[KVEviction] = []
+    steps: StepCounts | None = None
+    """With --cudagraph-metrics."""
+    flops: float = 0.0
+    """Estimates for the steps since the last report, with --enable-mfu-metrics."""
+    read_bytes: float = 0.0
+    write_bytes: float = 0.0
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False):

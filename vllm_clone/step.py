@@ -54,3 +54,5 @@ class ModelRunnerOutput:
     logprobs: dict[str, LogprobRows] = field(default_factory=dict)
     prompt_logprobs: dict[str, LogprobRows] = field(default_factory=dict)
     """Rows for the prompt positions this step computed; the scheduler joins chunks."""
+    replayed: bool = False
+    """Whether the forward pass was replayed from a recording."""

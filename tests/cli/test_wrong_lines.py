@@ -53,6 +53,11 @@ SERVE: list[tuple[str, str]] = [
     ("M --hf-overrides.a", "--hf-overrides.a: expected one argument"),
     ("M --override-generation-config.temprature 1", "temprature is no sampling default; known are"),
     # flags that contradict each other
+    ("M --api-server-count 2 --cudagraph-metrics", "--cudagraph-metrics: several API servers write no statistics line"),
+    ("M --cudagraph-metrics --disable-log-stats", "--cudagraph-metrics: shows in statistics"),
+    ("M --kv-cache-metrics --no-enable-prefix-caching", "--kv-cache-metrics: measures the prefix cache"),
+    ("M --kv-cache-metrics-sample 0.5", "nothing is sampled without --kv-cache-metrics"),
+    ("M --kv-cache-metrics --kv-cache-metrics-sample 0", "--kv-cache-metrics-sample 0.0: must be above 0"),
     ("M --api-server-count 0", "--api-server-count 0: must be in [1, 256]"),
     ("M --api-server-count 2 --disable-frontend-multiprocessing", "leave --disable-frontend-multiprocessing out"),
     ("M --max-num-batched-tokens 4 --max-num-seqs 5", "--max-num-batched-tokens 4: must be at least --max-num-seqs"),

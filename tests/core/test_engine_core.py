@@ -16,6 +16,7 @@ from vllm_clone.messages import (
     EngineCoreRequest,
     FinishReason,
     ShutdownRequest,
+    StepCounts,
     UtilityCall,
 )
 from vllm_clone.sampling_params import SamplingParams
@@ -273,3 +274,23 @@ def test_the_failure_of_a_helper_thread_ends_the_loop(harness: Harness) -> None:
     harness.loop.put(RuntimeError("the input thread failed"))
     harness.join()
     assert str(harness.error) == "the input thread failed"
+
+
+def test_steps_are_told_apart_by_how_they_ran_when_asked_to() -> None:
+    config = fake_config()
+    config.observability_config.cudagraph_metrics = True
+    core = EngineCore(config, FakeExecutor)
+    execute = core.executor.execute_model
+
+    def second_is_replayed(step):
+        result = execute(step)
+        result.replayed = step.num_scheduled_tokens.get("r") == 1
+        return result
+
+    core.executor.execute_model = second_is_replayed  # type: ignore[method-assign]
+    core.add_request(request(prompt=[97, 98]))
+    first, second = (core.step()[0].scheduler_stats for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.steps == StepCounts(direct=1, direct_tokens=2)
+    assert second.steps == StepCounts(replayed=1, replayed_tokens=1)

@@ -3,7 +3,7 @@
 import logging
 
 from tests.entrypoints.http_server import logged
-from vllm_clone.messages import SchedulerStats
+from vllm_clone.messages import SchedulerStats, StepCounts
 from vllm_clone.metrics.log_line import StatLine
 from vllm_clone.metrics.stats import IterationStats
 
@@ -51,3 +51,15 @@ def test_an_idle_server_writes_one_line_then_goes_quiet():
         logger.removeHandler(handler)
         logger.setLevel(before)
     assert levels == [logging.INFO, logging.DEBUG, logging.INFO]
+
+
+def test_steps_are_counted_by_how_they_ran_when_the_engine_tells():
+    line = StatLine("cpu")
+    line.record(SchedulerStats(steps=StepCounts(2, 20, 1, 300)), IterationStats(1))
+    line.record(SchedulerStats(steps=StepCounts(1, 5, 0, 0)), IterationStats(1))
+    with logged(NAME) as messages:
+        line.log()
+        line.record(None, IterationStats(1))
+        line.log()
+    assert messages[1] == "Engine 000: Steps replayed: 3 with 25 tokens, through Python: 1 with 300 tokens"
+    assert messages[3] == "Engine 000: Steps replayed: 0 with 0 tokens, through Python: 0 with 0 tokens"

@@ -10,7 +10,7 @@ from tests.entrypoints.http_server import http_config
 from tests.entrypoints.preparer import Preparer
 from vllm_clone.config import FrontendConfig
 from vllm_clone.entrypoints.launchers.app import build_app
-from vllm_clone.messages import SchedulerStats
+from vllm_clone.messages import KVEviction, SchedulerStats
 from vllm_clone.metrics.prometheus import HTTPMetrics, PrometheusMetrics, new_registry, one_two_five
 from vllm_clone.metrics.stats import FinishedRequestStats, IterationStats
 
@@ -120,3 +120,19 @@ def test_without_statistics_only_process_and_http_series_are_shown() -> None:
     assert "vllm:" not in text
     for name in ("python_info", "process_open_fds", 'http_requests_total{handler="/v1/models",method="GET"'):
         assert name in text
+
+
+def test_estimates_and_lives_of_blocks_are_shown(registry: CollectorRegistry) -> None:
+    metrics = PrometheusMetrics(registry, "m", 64)
+    assert registry.get_sample_value("vllm:kv_block_lifetime_seconds_count", LABELS) is None
+    metrics.track_residency()
+    evictions = [KVEviction(3.0, 1.0, [0.5, 1.5]), KVEviction(5.0, 2.0)]
+    metrics.record(SchedulerStats(flops=8.0, read_bytes=4.0, write_bytes=2.0, kv_evictions=evictions), IterationStats())
+    shown = {
+        "vllm:estimated_flops_per_gpu_total": 8, "vllm:estimated_read_bytes_per_gpu_total": 4,
+        "vllm:estimated_write_bytes_per_gpu_total": 2, "vllm:kv_block_lifetime_seconds_sum": 8,
+        "vllm:kv_block_idle_before_evict_seconds_sum": 3, "vllm:kv_block_reuse_gap_seconds_sum": 2,
+        "vllm:kv_block_reuse_gap_seconds_count": 2,
+    }  # fmt: skip
+    for name, value in shown.items():
+        assert registry.get_sample_value(name, LABELS) == value, name

@@ -39,22 +39,16 @@ class ObservabilityConfig:
     kv_cache_metrics: bool = flag(
         False,
         "Histograms of KV block lifetime, idle time and reuse gap from a sample of blocks.",
-        support=later("KV cache metrics"),
     )
-    kv_cache_metrics_sample: float = flag(
-        0.01, "Fraction of blocks sampled, in (0, 1].", support=later("KV cache metrics")
-    )
+    kv_cache_metrics_sample: float = flag(0.01, "Fraction of blocks sampled, in (0, 1].")
     cudagraph_metrics: bool = flag(
         False,
         "Log how many steps were replayed and how many ran through Python, with their tokens.",
-        support=later("Metrics of recorded steps"),
     )
     enable_layerwise_nvtx_tracing: bool = flag(
         False, "Wrap each module in an NVTX range with shapes.", support=gpu_only("NVTX ranges")
     )
-    enable_mfu_metrics: bool = flag(
-        False, "Export estimated FLOPs and bytes per device computed from model shape.", support=later("FLOPs metrics")
-    )
+    enable_mfu_metrics: bool = flag(False, "Export estimated FLOPs and bytes per device computed from model shape.")
     enable_logging_iteration_details: bool = flag(
         False, "Log per engine step how many prefill and decode requests and tokens ran and the CPU time."
     )

@@ -8,12 +8,21 @@ from typing import Any
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheGroup, group_layers
 from vllm_clone.config.named_code import import_named
+from vllm_clone.core.cost import CostModel
 from vllm_clone.core.kv_cache.manager import KVCacheManager
 from vllm_clone.core.sched.scheduler import Scheduler
 from vllm_clone.errors import ConfigError
 from vllm_clone.executor.base import Executor
 from vllm_clone.logger import init_logger
-from vllm_clone.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason
+from vllm_clone.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    FinishReason,
+    SchedulerStats,
+    StepCounts,
+)
 from vllm_clone.step import SchedulerOutput
 
 logger = init_logger(__name__)
@@ -52,6 +61,8 @@ class EngineCore:
         self.load_seconds = time.monotonic() - begun
         self._log_iterations = config.observability_config.enable_logging_iteration_details
         self._iterations, self._iteration_end = 0, time.monotonic()
+        self._steps = StepCounts() if config.observability_config.cudagraph_metrics else None
+        self._cost_model, self._costs = self._make_cost_model(), [0.0, 0.0, 0.0]
         self._log_stats = not config.observability_config.disable_log_stats
         self._report_size()
 
@@ -86,16 +97,20 @@ class EngineCore:
             Outputs per client index; client 0 is also told the scheduler's state when statistics are on.
         """
         work = self.scheduler.schedule()
+        if self._cost_model is not None:
+            self._add_costs(self._cost_model, work)
         result = self.executor.execute_model(work)
         self._take_late_aborts()
         outputs = self.scheduler.update_from_output(work, result)
         if self._log_iterations:
             self._log_iteration(work)
+        if self._steps is not None:
+            _count_step(self._steps, work.total_num_scheduled_tokens, result.replayed)
         if self._log_stats:
             first = outputs.get(0)
             if first is None:
                 first = outputs[0] = EngineCoreOutputs(timestamp=time.monotonic())
-            first.scheduler_stats = self.scheduler.make_stats()
+            first.scheduler_stats = self._make_stats()
         return outputs
 
     def shutdown(self) -> None:
@@ -151,6 +166,34 @@ class EngineCore:
 
     # ---- parts ----
 
+    def _make_stats(self) -> SchedulerStats:
+        """The scheduler's state and counts, and what this class counts since the last call."""
+        stats = self.scheduler.make_stats()
+        if self._steps is not None:
+            stats.steps, self._steps = self._steps, StepCounts()
+        stats.flops, stats.read_bytes, stats.write_bytes = self._costs
+        self._costs = [0.0, 0.0, 0.0]
+        return stats
+
+    def _make_cost_model(self) -> CostModel | None:
+        if not self.config.observability_config.enable_mfu_metrics:
+            return None
+        hf = self.config.model_config.hf_config
+        try:
+            return CostModel(hf, self.kv_cache_config, self.executor.weight_bytes)
+        except KeyError as error:
+            raise ConfigError(
+                f"--enable-mfu-metrics: config.json does not state {error.args[0]}, so that operations cannot be "
+                "counted; leave the flag out."
+            ) from error
+
+    def _add_costs(self, model: CostModel, work: SchedulerOutput) -> None:
+        requests = self.scheduler.requests
+        ends = ((requests[i].num_computed_tokens, count) for i, count in work.num_scheduled_tokens.items())
+        cost = model.step((end - count, end) for end, count in ends)
+        for i, part in enumerate((cost.flops, cost.read_bytes, cost.write_bytes)):
+            self._costs[i] += part
+
     def _log_iteration(self, work: SchedulerOutput) -> None:
         """One line: what the step computed, and the time since the one before."""
         begun, self._iteration_end = self._iteration_end, time.monotonic()
@@ -182,6 +225,17 @@ class EngineCore:
             f"{int(concurrency * longest):,}", kv.num_blocks * kv.bytes_per_block / 2**30, f"{longest:,}", concurrency,
         )  # fmt: skip
         logger.info("Engine initialised in %.2f s", self.load_seconds)
+
+
+def _count_step(counts: StepCounts, num_tokens: int, replayed: bool) -> None:
+    if not num_tokens:
+        return
+    if replayed:
+        counts.replayed += 1
+        counts.replayed_tokens += num_tokens
+    else:
+        counts.direct += 1
+        counts.direct_tokens += num_tokens
 
 
 def plan_kv_cache(config: VllmConfig, groups: tuple[KVCacheGroup, ...], available_bytes: int) -> KVCacheConfig:

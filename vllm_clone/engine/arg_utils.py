@@ -121,6 +121,7 @@ class EngineArgs:
             resolve(config)
         _resolve_batch(config, usage)
         _resolve_graphs(config)
+        _check_observability(config)
         return config
 
     def unresolved(self) -> VllmConfig:
@@ -221,6 +222,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_logprobs": (lambda v: v >= -1, "must be at least 0, or -1 for no limit"),
     "max_num_batched_tokens": (lambda v: v >= 1, "must be at least 1"),
     "max_num_seqs": (lambda v: 1 <= v <= 2**20, "must be in [1, 1048576]"),
+    "kv_cache_metrics_sample": (lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
     "max_num_queued_reqs": (lambda v: v >= 1, "must be at least 1"),
     "max_num_queued_tokens": (lambda v: v >= 1, "must be at least 1"),
     "long_prefill_token_threshold": (lambda v: v >= 0, "must be at least 0"),
@@ -238,6 +240,24 @@ def _check_ranges(config: VllmConfig) -> None:
         value = getattr(getattr(config, group), name)
         if value is not None and not ok(value):
             raise ConfigError(f"{spec.name} {value}: {rule}.")
+
+
+def _check_observability(config: VllmConfig) -> None:
+    """What is measured must have somewhere to show, and something to measure."""
+    seen = config.observability_config
+    for name in ("kv_cache_metrics", "cudagraph_metrics", "enable_mfu_metrics"):
+        if getattr(seen, name) and seen.disable_log_stats:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: shows in statistics, which --disable-log-stats switches off; leave one "
+                "of them out."
+            )
+    if seen.kv_cache_metrics and not config.cache_config.enable_prefix_caching:
+        raise ConfigError("--kv-cache-metrics: measures the prefix cache; leave --no-enable-prefix-caching out.")
+    if seen.kv_cache_metrics_sample != type(seen)().kv_cache_metrics_sample and not seen.kv_cache_metrics:
+        raise ConfigError(
+            f"--kv-cache-metrics-sample {seen.kv_cache_metrics_sample}: nothing is sampled without --kv-cache-metrics; "
+            "give that too."
+        )
 
 
 def _resolve_device(config: VllmConfig) -> None:

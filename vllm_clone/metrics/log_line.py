@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from vllm_clone.logger import init_logger
-from vllm_clone.messages import SchedulerStats
+from vllm_clone.messages import SchedulerStats, StepCounts
 from vllm_clone.metrics.stats import IterationStats
 
 logger = init_logger(__name__)
@@ -26,6 +26,7 @@ class StatLine:
         self._state = SchedulerStats()
         self._lookups: deque[tuple[int, int]] = deque(maxlen=HIT_RATE_REQUESTS)
         self._was_idle = False
+        self._steps: StepCounts | None = None
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
         self._prompt += iteration.num_prompt_tokens - iteration.num_cached_tokens
@@ -33,6 +34,8 @@ class StatLine:
         if scheduler is not None:
             self._state = scheduler
             self._preemptions += scheduler.num_preemptions
+            if scheduler.steps is not None:
+                self._add_steps(scheduler.steps)
             if scheduler.prefix_cache_queries:
                 self._lookups.append((scheduler.prefix_cache_queries, scheduler.prefix_cache_hits))
 
@@ -47,7 +50,23 @@ class StatLine:
         level = logging.DEBUG if idle and self._was_idle else logging.INFO
         self._was_idle = idle
         logger.log(level, "%s", self.line(seconds))
+        if self._steps is not None:
+            logger.log(level, "%s", self.steps_line())
+            self._steps = StepCounts()
         self._prompt = self._generated = self._preemptions = 0
+
+    def _add_steps(self, more: StepCounts) -> None:
+        steps = self._steps = self._steps or StepCounts()
+        for name in StepCounts.__struct_fields__:
+            setattr(steps, name, getattr(steps, name) + getattr(more, name))
+
+    def steps_line(self) -> str:
+        """How the interval's steps ran: the line of --cudagraph-metrics."""
+        steps = self._steps or StepCounts()
+        return (
+            f"Engine 000: Steps replayed: {steps.replayed} with {steps.replayed_tokens} tokens, "
+            f"through Python: {steps.direct} with {steps.direct_tokens} tokens"
+        )
 
     def line(self, seconds: float) -> str:
         """The line for an interval of ``seconds``."""

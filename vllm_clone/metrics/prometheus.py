@@ -16,7 +16,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from vllm_clone.config import CacheConfig
-from vllm_clone.messages import EngineReady, SchedulerStats
+from vllm_clone.messages import EngineReady, KVEviction, SchedulerStats
 from vllm_clone.metrics.stats import FinishedRequestStats, IterationStats
 
 LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
@@ -24,6 +24,9 @@ FIRST_TOKEN = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 ]  # fmt: skip
 TOKEN_GAP = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+RESIDENCY = [
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800,
+]  # fmt: skip
 STEP_TOKENS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 PARAMS_N = [1, 2, 5, 10, 20]
 PREEMPTIONS = [1, 2, 3, 4, 5, 10, 20]
@@ -51,11 +54,14 @@ class PrometheusMetrics:
 
     def __init__(self, registry: CollectorRegistry, model_name: str, max_model_len: int, engine: str = "0") -> None:
         self._registry = registry
+        self._residency: tuple[Histogram, Histogram, Histogram] | None = None
         self._labels = {"model_name": model_name, "engine": engine}
         self._engine = engine
         tokens = one_two_five(max_model_len)
-        for what in ("flops", "read_bytes", "write_bytes"):
-            self._counter(f"vllm:estimated_{what}_per_gpu", f"Estimated {what.replace('_', ' ')} per device.")
+        self._estimates = {
+            what: self._counter(f"vllm:estimated_{what}_per_gpu", f"Estimated {what.replace('_', ' ')} per device.")
+            for what in ("flops", "read_bytes", "write_bytes")
+        }
         self._running = self._gauge("vllm:num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests that wait to run.")
         self._waiting_by = self._split(_gauge, "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.",
@@ -114,6 +120,10 @@ class PrometheusMetrics:
             self._hits.inc(scheduler.prefix_cache_hits)
             self._cached_by["device"].inc(scheduler.prefix_cache_hits)
             self._preemptions.inc(scheduler.num_preemptions)
+            for what, counter in self._estimates.items():
+                counter.inc(getattr(scheduler, what))
+            for eviction in scheduler.kv_evictions:
+                self._record_eviction(eviction)
         self._generated.inc(iteration.num_generation_tokens)
         if iteration.num_prompt_tokens:
             self._prompt_tokens.inc(iteration.num_prompt_tokens)
@@ -151,6 +161,23 @@ class PrometheusMetrics:
             "vllm:cache_config_info", "Facts about the KV cache, as labels.", list(labels), registry=self._registry
         )
         gauge.labels(**labels).set(1)
+
+    def _record_eviction(self, eviction: KVEviction) -> None:
+        assert self._residency is not None, "track_residency comes first"
+        lifetime, idle, gap = self._residency
+        lifetime.observe(eviction.lifetime)
+        idle.observe(eviction.idle)
+        for seconds in eviction.reuse_gaps:
+            gap.observe(seconds)
+
+    def track_residency(self) -> None:
+        """Show the series of --kv-cache-metrics."""
+        hist = self._histogram
+        self._residency = (
+            hist("vllm:kv_block_lifetime_seconds", "Allocation of a KV block to its eviction.", RESIDENCY),
+            hist("vllm:kv_block_idle_before_evict_seconds", "Last use of a KV block to its eviction.", RESIDENCY),
+            hist("vllm:kv_block_reuse_gap_seconds", "Between two uses of a KV block.", RESIDENCY),
+        )
 
     def _record_finished(self, request: FinishedRequestStats) -> None:
         self._finished[request.finish_reason].inc()

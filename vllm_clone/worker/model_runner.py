@@ -82,18 +82,23 @@ class ModelRunner:
         if not step.total_num_scheduled_tokens:
             return ModelRunnerOutput({})
         inputs = prepare(batch, step)
+        replays = self._replays(inputs)
         hidden_TD = self._forward(inputs)
-        output = ModelRunnerOutput({})
+        output = ModelRunnerOutput({}, replayed=replays)
         if batch.has_prompt_logprobs:
             output.prompt_logprobs = self._score_prompts(inputs, hidden_TD)
         self._sample(inputs, hidden_TD, output)
         return output
 
+    def _replays(self, inputs: StepInputs) -> bool:
+        recorded = self._recorded
+        fits = recorded is not None and recorded.fits(inputs)
+        return fits and (inputs.max_query_len == 1 or not self._only_decode)
+
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [T, D]."""
-        recorded = self._recorded
-        if recorded is not None and recorded.fits(inputs) and (inputs.max_query_len == 1 or not self._only_decode):
-            return recorded(inputs)
+        if self._recorded is not None and self._replays(inputs):
+            return self._recorded(inputs)
         context = ForwardContext(self._metadata(inputs))
         return self.model(self._tensor(inputs.input_ids_T), self._tensor(inputs.positions_T), context)
 

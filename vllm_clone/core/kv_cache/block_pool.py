@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from vllm_clone.core.kv_cache.hashing import BlockHash
+from vllm_clone.core.kv_cache.residency import Residency
 
 CacheKey = tuple[BlockHash, int]
 """Block hash and KV cache group."""
@@ -81,7 +82,9 @@ class BlockPool:
     recently used prefix is overwritten first; uncached ones go to the head.
     """
 
-    def __init__(self, num_blocks: int, enable_caching: bool) -> None:
+    def __init__(self, num_blocks: int, enable_caching: bool, residency: Residency | None = None) -> None:
+        """``residency`` is told what happens to blocks."""
+        self._residency = residency
         self.num_blocks = num_blocks
         self.enable_caching = enable_caching
         self.blocks = [KVBlock(i) for i in range(num_blocks)]
@@ -115,6 +118,10 @@ class BlockPool:
         taken = []
         for _ in range(count):
             block = self.free_list.popleft()
+            if self._residency is not None:
+                if block.key is not None:
+                    self._residency.evicted(block.block_id)
+                self._residency.allocated(block.block_id)
             self.forget(block)
             block.ref_count = 1
             taken.append(block)
@@ -128,6 +135,8 @@ class BlockPool:
             if block.ref_count == 0:
                 self.free_list.remove(block)
             block.ref_count += 1
+            if self._residency is not None:
+                self._residency.used(block.block_id)
 
     def free(self, blocks: Iterable[KVBlock]) -> None:
         """Drop one reference each. Give a chain's blocks last first, so that its end is overwritten first."""

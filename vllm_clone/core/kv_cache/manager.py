@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from vllm_clone.config.kv_cache import KVCacheConfig
 from vllm_clone.core.kv_cache.block_pool import BlockPool, KVBlock
 from vllm_clone.core.kv_cache.group_manager import GroupManager, make_group_manager
+from vllm_clone.core.kv_cache.residency import Residency
 from vllm_clone.core.request import Request
 from vllm_clone.step import BlockIds
 
@@ -28,6 +29,7 @@ class KVCacheManager:
         enable_caching: whether prefixes are looked up and kept.
         max_in_flight: most tokens one step computes for a request; bounds what a sliding window holds.
         watermark: fraction of blocks that admission leaves free.
+        residency: is told what happens to blocks.
     """
 
     def __init__(
@@ -37,11 +39,12 @@ class KVCacheManager:
         enable_caching: bool,
         max_in_flight: int,
         watermark: float = 0.0,
+        residency: Residency | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight
         self.enable_caching = enable_caching
-        self.pool = BlockPool(config.num_blocks, enable_caching)
+        self.pool = BlockPool(config.num_blocks, enable_caching, residency)
         self.block_size = config.groups[0].spec.block_size
         specs = [g.spec for g in config.groups]
         assert all(spec.block_size == self.block_size for spec in specs)

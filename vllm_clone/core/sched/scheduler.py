@@ -5,6 +5,7 @@ it still lacks, running requests first (in order of admission), then waiting one
 caching and resumption after preemption are all this one move.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterable
 
@@ -12,6 +13,7 @@ from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig
 from vllm_clone.core.kv_cache.hashing import make_hasher
 from vllm_clone.core.kv_cache.manager import KVCacheManager, PrefixHit
+from vllm_clone.core.kv_cache.residency import Residency
 from vllm_clone.core.request import BlockHasher, Request, RequestStatus
 from vllm_clone.core.sched.queue import make_queue
 from vllm_clone.core.sched.stop import check_stop
@@ -48,8 +50,12 @@ class Scheduler:
         self.reserve_full = sched.scheduler_reserve_full_isl
         self.by_priority = sched.scheduling_policy == "priority"
         caching = cache.enable_prefix_caching is not False
+        seen = config.observability_config
+        self._residency = (
+            Residency(seen.kv_cache_metrics_sample, clock, random.random) if seen.kv_cache_metrics else None
+        )
         self.kv = KVCacheManager(
-            kv_cache_config, self.max_model_len, caching, self.max_tokens_per_step, sched.watermark
+            kv_cache_config, self.max_model_len, caching, self.max_tokens_per_step, sched.watermark, self._residency
         )
         self._hasher = (
             BlockHasher(self.kv.block_size, *make_hasher(cache.prefix_caching_hash_algo)) if caching else None
@@ -279,6 +285,8 @@ class Scheduler:
         stats.num_running = len(self.running)
         stats.num_waiting = len(self.waiting)
         stats.kv_cache_usage = self.kv.usage
+        if self._residency is not None:
+            stats.kv_evictions = self._residency.take()
         return stats
 
     def _first_output(self, request: Request, output: EngineCoreOutput) -> None:

@@ -16,8 +16,8 @@ AT_LEAST = {
 """Field → its smallest value."""
 
 
-def check_serve(serve: ServeConfig, frontend: FrontendConfig) -> None:
-    """Look at what `vllm serve` starts.
+def check_serve(serve: ServeConfig, frontend: FrontendConfig, *, step_line: bool) -> None:
+    """Look at what `vllm serve` starts. ``step_line``: whether the statistics line shall count steps.
 
     Raises:
         ConfigError: flag, value, rule and remedy.
@@ -25,6 +25,8 @@ def check_serve(serve: ServeConfig, frontend: FrontendConfig) -> None:
     count = serve.api_server_count
     if count is not None and not 1 <= count <= MAX_API_SERVERS:
         raise ConfigError(f"--api-server-count {count}: must be in [1, {MAX_API_SERVERS}].")
+    if count not in (None, 1) and step_line:
+        raise ConfigError("--cudagraph-metrics: several API servers write no statistics line; leave it out.")
     if count not in (None, 1) and frontend.disable_frontend_multiprocessing:
         raise ConfigError(
             f"--api-server-count {count}: API servers in processes of their own cannot share an engine in this one; "

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         given.setdefault("enable_log_requests", True)
     refuse_what_cannot_act(serve)
     refuse_what_cannot_act(frontend)
-    check_serve(serve, frontend)
+    check_serve(serve, frontend, step_line=given.get("cudagraph_metrics", False))
     check_frontend(
         frontend,
         log_requests=given.get("enable_log_requests", False),

@@ -132,6 +132,8 @@ class _Server:
         if not config.observability_config.disable_log_stats:
             names = config.model_config.served_model_name or [config.model_config.model]
             metrics = PrometheusMetrics(registry, names[0], config.model_config.max_model_len or 0)
+            if config.observability_config.kv_cache_metrics:
+                metrics.track_residency()
             loggers = [metrics, line] if self._board is None else [metrics]
         engine = AsyncLLM.from_vllm_config(config, self._process, loggers, self._board)
         try:
