@@ -138,6 +138,7 @@ VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_ENGINE_READY_TIMEOUT_S": Variable(_seconds, 600.0, "Longest engine start in seconds."),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": Variable(_switch, False, "Allow lengths above the model's."),
+    "VLLM_SERVER_DEV_MODE": Variable(_switch, False, "Serve POST /collective_rpc, which no key guards."),
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": Variable(_switch, False, "Answer 503 after engine death."),
     "HF_HUB_OFFLINE": Variable(_hub_switch, False, "Never touch the network for model files."),
     "TRANSFORMERS_OFFLINE": Variable(_hub_switch, False, "Same as HF_HUB_OFFLINE."),

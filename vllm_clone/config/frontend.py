@@ -277,7 +277,6 @@ class FrontendConfig:
     enable_offline_docs: bool = flag(
         False,
         "Serve /docs from this package, for machines without internet access.",
-        support=later("Offline docs pages"),
     )
     enable_flash_late_interaction: bool = flag(
         True,

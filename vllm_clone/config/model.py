@@ -73,6 +73,7 @@ class ModelConfig:
         aliases=("-q",),
         nullable=True,
         support=later("Quantized checkpoints other than GGUF"),
+        working=("gguf",),
     )
     quantization_config: dict[str, Any] | None = flag(
         None,
@@ -258,8 +259,7 @@ class LoadConfig:
     safetensors_prefetch_block_size: HumanInt = flag(16777216, "Bytes per prefetch read.")
     model_loader_extra_config: dict[str, Any] = flag(
         {},
-        "Loader-specific options, e.g. concurrency for the streamer or the tensorizer URI.",
-        support=later("Loaders with options of their own"),
+        "Options of the loader: enable_multithread_load reads files with num_threads (8) threads ahead of their use.",
     )
     ignore_patterns: list[str] = flag(["original/**/*"], "Globs of repository files neither downloaded nor loaded.")
     use_tqdm_on_load: bool = flag(True, "Show a progress bar while weights load.")

@@ -265,7 +265,6 @@ class ParallelConfig:
     worker_extension_cls: str = flag(
         "",
         "Class mixed into the worker so that collective_rpc can call its methods.",
-        support=later("Calls into workers by name"),
     )
     enable_fault_tolerance: bool = flag(
         False,

@@ -197,11 +197,9 @@ class VllmConfig:
     profiler_config: dict[str, Any] = flag(
         {},
         (
-            "Keys profiler (torch, cuda, proton), torch_profiler_dir, "
-            "with_stack/with_flops/use_gzip/record_shapes/with_memory switches, delay_iterations, max_iterations, "
-            "warmup/active/wait_iterations, ignore_frontend."
+            "Keys profiler (torch), torch_profiler_dir, torch_profiler_with_stack/with_flops/use_gzip/record_shapes/"
+            "with_memory, delay_iterations, max_iterations; adds POST /start_profile and /stop_profile."
         ),
-        support=later("Profiles of a running server"),
     )
     optimization_level: Annotated[OptimizationLevel, level_name] = flag(
         "O2", "O0: start fastest, steps run through Python. O1 to O3: steps are replayed from a recording. Also -O2."

@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_clone.config import VllmConfig
@@ -29,7 +29,7 @@ logger = init_logger(__name__)
 
 ExecutorFactory = Callable[[VllmConfig], Executor]
 
-UTILITIES = frozenset({"ping", "reset_prefix_cache", "get_state", "check_executor"})
+UTILITIES = frozenset({"ping", "reset_prefix_cache", "get_state", "check_executor", "collective_rpc", "profile"})
 """Methods of :class:`EngineCore` that a client may call by name."""
 
 
@@ -135,6 +135,16 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while a request holds blocks."""
         return self.scheduler.reset_prefix_cache()
+
+    def collective_rpc(
+        self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker by name; their answers."""
+        return self.executor.collective_rpc(method, args, kwargs)
+
+    def profile(self, is_start: bool) -> None:
+        """Begin a trace of steps on every worker, or end it."""
+        self.collective_rpc("profile", [is_start])
 
     def check_executor(self) -> bool:
         self.executor.check_health()

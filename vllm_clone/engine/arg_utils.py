@@ -15,6 +15,7 @@ from vllm_clone.config.cache import BlockSize, KVCacheDtype
 from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
 from vllm_clone.config.kv_cache import kv_dtype_name
 from vllm_clone.config.model import Dtype
+from vllm_clone.config.profiler import profiler_options
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
@@ -32,6 +33,8 @@ ENGINE_FLAGS: dict[str, tuple[str, FlagSpec]] = {
 FLAG_WINS = frozenset(["moe_backend", "linear_backend", "sparse_indexer_topk_backend", "reasoning_parser"])
 """Flags that silently win over the same key of their group's JSON flag; of others only one may be given."""
 
+LOADER_KEYS = {"enable_multithread_load": bool, "num_threads": int}
+"""Keys of --model-loader-extra-config for the loaders of Hugging Face checkpoints."""
 LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
     "max_sequence_length", "max_seq_length", "seq_len",
@@ -122,6 +125,7 @@ class EngineArgs:
         _resolve_batch(config, usage)
         _resolve_graphs(config)
         _check_observability(config)
+        _check_loader(config)
         return config
 
     def unresolved(self) -> VllmConfig:
@@ -242,6 +246,23 @@ def _check_ranges(config: VllmConfig) -> None:
             raise ConfigError(f"{spec.name} {value}: {rule}.")
 
 
+def _check_loader(config: VllmConfig) -> None:
+    load = config.load_config
+    options = load.model_loader_extra_config
+    for key, value in options.items():
+        where = f"--model-loader-extra-config.{key} {value}"
+        if key not in LOADER_KEYS or load.load_format in ("dummy", "gguf"):
+            known = ", ".join(LOADER_KEYS) if load.load_format not in ("dummy", "gguf") else "none"
+            raise ConfigError(f"{where}: --load-format {load.load_format} knows no such option; it knows {known}.")
+        if type(value) is not LOADER_KEYS[key]:
+            raise ConfigError(f"{where}: must be {'true or false' if LOADER_KEYS[key] is bool else 'a whole number'}.")
+    if not 1 <= options.get("num_threads", 1) <= 1024:
+        raise ConfigError(f"--model-loader-extra-config.num_threads {options['num_threads']}: must be in [1, 1024].")
+    if "num_threads" in options and not options.get("enable_multithread_load"):
+        raise ConfigError("--model-loader-extra-config.num_threads: needs enable_multithread_load true.")
+    profiler_options(config.profiler_config)
+
+
 def _check_observability(config: VllmConfig) -> None:
     """What is measured must have somewhere to show, and something to measure."""
     seen = config.observability_config
@@ -278,6 +299,8 @@ def _resolve_model(config: VllmConfig) -> None:
         raise ConfigError(f"--load-format gguf: {model.path} is not a GGUF file; give the .gguf file as the model.")
     if files.format == "gguf" and load.load_format not in ("auto", "gguf", "dummy"):
         raise ConfigError(f"--load-format {load.load_format}: {model.path} is a GGUF file; leave the flag out.")
+    if model.quantization == "gguf" and files.format != "gguf":
+        raise ConfigError(f"--quantization gguf: {model.path} is not a GGUF file; leave the flag out.")
     hf = _hf_config(model, load, files) | model.hf_overrides
     if isinstance(hf.get("text_config"), dict):
         raise ConfigError(f"{model.path}: multimodal models (text_config in config.json) are not implemented yet.")

@@ -43,6 +43,20 @@ class LLM:
             raise ValueError("there is no tokenizer: the model was loaded with skip_tokenizer_init=True")
         return tokenizer
 
+    def collective_rpc(
+        self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of the worker by name, such as one of ``worker_extension_cls``; a list of one answer."""
+        return self.llm_engine.core.collective_rpc(method, args, kwargs)
+
+    def start_profile(self) -> None:
+        """Begin a trace of steps; needs ``profiler_config``."""
+        self.llm_engine.core.profile(True)
+
+    def stop_profile(self) -> None:
+        """End the trace and write it."""
+        self.llm_engine.core.profile(False)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What a call without sampling parameters uses: the model's generation defaults."""
         return self.llm_engine.input_processor.default_params()

@@ -1,6 +1,8 @@
 """How the engine reaches its workers, wherever they run."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec
@@ -35,6 +37,17 @@ class Executor(ABC):
     @abstractmethod
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step and wait for its result."""
+
+    def collective_rpc(
+        self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker by name; their answers.
+
+        Raises:
+            AttributeError: the workers have no such method.
+            RuntimeError: there are no workers to be called.
+        """
+        raise RuntimeError("this executor has no workers that can be called")
 
     @abstractmethod
     def check_health(self) -> None:

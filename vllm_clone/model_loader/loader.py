@@ -34,6 +34,8 @@ from vllm_clone.models.registry import get_model_class
 
 logger = init_logger(__name__)
 
+DEFAULT_LOAD_THREADS = 8
+
 
 @torch.no_grad()
 def load_model(vllm_config: VllmConfig, device: torch.device) -> CausalLM:
@@ -90,10 +92,12 @@ def open_checkpoint(path: Path, load: LoadConfig, dtype: torch.dtype) -> Checkpo
     if load_format in ("auto", "safetensors") and (files := wanted(find_files(path, "model", "safetensors"))):
         if load.safetensors_load_strategy == "prefetch":
             prefetch(files, load.safetensors_prefetch_num_threads, load.safetensors_prefetch_block_size)
+        _read_ahead(files, load)
         return SafetensorsCheckpoint(files, whole=load.safetensors_load_strategy == "eager")
     if load_format in ("auto", "pt") and (
         files := wanted(find_files(path, "pytorch_model", "bin") or sorted(path.glob("*.pt")))
     ):
+        _read_ahead(files, load)
         return TorchCheckpoint(files, load.pt_load_map_location)
     if load_format in ("auto", "gguf") and (files := wanted(sorted(path.glob("*.gguf")))):
         if len(files) > 1:
@@ -103,6 +107,13 @@ def open_checkpoint(path: Path, load: LoadConfig, dtype: torch.dtype) -> Checkpo
     patterns = looked_for.get(load_format, ", ".join(looked_for.values()))
     found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
     raise ModelLoadError(f"{path}: no weight files; looked for {patterns}; found {found}")
+
+
+def _read_ahead(files: list[Path], load: LoadConfig) -> None:
+    """What ``enable_multithread_load`` asks for."""
+    options = load.model_loader_extra_config
+    if options.get("enable_multithread_load"):
+        prefetch(files, options.get("num_threads", DEFAULT_LOAD_THREADS), load.safetensors_prefetch_block_size)
 
 
 def load_weights(model: CausalLM, checkpoint: Checkpoint, *, show_progress: bool) -> None:

@@ -5,12 +5,14 @@ import torch
 from vllm_clone import envs, kernels
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheSpec, group_layers
+from vllm_clone.config.profiler import profiler_options
 from vllm_clone.errors import ConfigError
 from vllm_clone.model_loader.loader import load_model, weight_bytes
 from vllm_clone.platforms import cpu, placement
 from vllm_clone.step import ModelRunnerOutput, SchedulerOutput
 from vllm_clone.worker.kv_cache import useful_bytes
 from vllm_clone.worker.model_runner import ModelRunner
+from vllm_clone.worker.profiler import StepProfiler
 
 _DEFAULT_KV_BYTES = 4 << 30
 _DEFAULT_KV_FRACTION = 0.4
@@ -33,6 +35,8 @@ class Worker:
             kernels.set_num_threads(place.num_threads)
             kernels.set_thread_cores(list(place.cores) if place.pinned else [])
             torch.set_num_threads(1 if own else place.num_threads)
+        options = profiler_options(config.profiler_config)
+        self._profiler = StepProfiler(options) if options is not None else None
         self.weight_bytes = 0
         self._runner: ModelRunner | None = None
 
@@ -95,4 +99,16 @@ class Worker:
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
-        return self.runner.execute(step)
+        result = self.runner.execute(step)
+        if self._profiler is not None:
+            self._profiler.step_done()
+        return result
+
+    def profile(self, is_start: bool) -> None:
+        """Begin a trace of steps, or end and write it."""
+        if self._profiler is None:
+            raise RuntimeError("--profiler-config was not given")
+        if is_start:
+            self._profiler.start()
+        else:
+            self._profiler.stop()

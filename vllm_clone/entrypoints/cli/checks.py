@@ -52,6 +52,8 @@ def check_frontend(frontend: FrontendConfig, *, log_requests: bool, log_stats: b
         raise ConfigError("--enable-log-outputs: needs --enable-log-requests too.")
     if frontend.enable_per_request_metrics and not log_stats:
         raise ConfigError("--enable-per-request-metrics: needs statistics; leave --disable-log-stats out.")
+    if frontend.enable_offline_docs and frontend.disable_fastapi_docs:
+        raise ConfigError("--enable-offline-docs: contradicts --disable-fastapi-docs; leave one of them out.")
     if (frontend.fingerprint_mode == "custom") is not (frontend.fingerprint_value is not None):
         raise ConfigError("--fingerprint-mode custom and --fingerprint-value TEXT need each other.")
     tls_options(frontend)

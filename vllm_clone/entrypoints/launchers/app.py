@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse
 
 from vllm_clone import envs
 from vllm_clone.config import FrontendConfig, VllmConfig
@@ -15,7 +16,7 @@ from vllm_clone.engine.async_llm import AsyncLLM
 from vllm_clone.engine.shared_engine import Board
 from vllm_clone.entrypoints.openai.routes import openai_routes
 from vllm_clone.entrypoints.openai.serving import Serving
-from vllm_clone.entrypoints.serve import errors
+from vllm_clone.entrypoints.serve import errors, offline_docs
 from vllm_clone.entrypoints.serve.middleware import (
     Authentication,
     BodyLimit,
@@ -23,7 +24,7 @@ from vllm_clone.entrypoints.serve.middleware import (
     RequestIdHeader,
     RequestMetrics,
 )
-from vllm_clone.entrypoints.serve.routes import Load, service_routes, token_routes
+from vllm_clone.entrypoints.serve.routes import Load, operator_routes, service_routes, token_routes
 from vllm_clone.errors import ConfigError, EngineDeadError, RequestError
 from vllm_clone.metrics.prometheus import HTTPMetrics
 
@@ -64,12 +65,17 @@ def build_app(
     docs: dict[str, Any] = {}
     if frontend.disable_fastapi_docs:
         docs = {"openapi_url": None, "docs_url": None, "redoc_url": None}
+    elif frontend.enable_offline_docs:
+        docs = {"docs_url": None, "redoc_url": None}
     app = FastAPI(**docs)
     app.root_path = frontend.root_path or ""
     app.state.log_error_stack = frontend.log_error_stack
+    if frontend.enable_offline_docs:
+        app.add_api_route("/docs", _offline_docs, include_in_schema=False)
     app.include_router(openai_routes(serving, load, shown))
     app.include_router(service_routes(serving, load, shown))
     app.include_router(token_routes(serving))
+    app.include_router(operator_routes(serving))
     app.add_exception_handler(RequestError, errors.on_request_error)
     app.add_exception_handler(EngineDeadError, errors.on_request_error)
     app.add_exception_handler(errors.ContentTypeError, errors.on_content_type_error)
@@ -97,6 +103,10 @@ def build_app(
         else:
             app.middleware("http")(layer)
     return app
+
+
+async def _offline_docs() -> HTMLResponse:
+    return HTMLResponse(offline_docs.PAGE)
 
 
 def load_middleware(name: str) -> Any:

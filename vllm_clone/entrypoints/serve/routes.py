@@ -8,8 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
+from vllm_clone import envs
 from vllm_clone.engine.shared_engine import Board
 from vllm_clone.entrypoints.openai.answers import to_json
 from vllm_clone.entrypoints.openai.requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
@@ -90,6 +92,43 @@ def service_routes(serving: Serving, load: Load, registry: CollectorRegistry) ->
         return JSONResponse({"object": "list", "data": [_card(serving, name) for name in serving.model_names]})
 
     return router
+
+
+def operator_routes(serving: Serving) -> APIRouter:
+    """What an operator switches on: traces of steps, and calls into the worker."""
+    router = APIRouter()
+
+    if serving.config.profiler_config:
+
+        @router.post("/start_profile")
+        async def start_profile() -> Response:
+            await serving.engine.utility("profile", True)
+            return Response()
+
+        @router.post("/stop_profile")
+        async def stop_profile() -> Response:
+            await serving.engine.utility("profile", False)
+            return Response()
+
+    if envs.VLLM_SERVER_DEV_MODE:
+
+        @router.post("/collective_rpc", dependencies=[Depends(require_json)])
+        async def collective_rpc(body: WorkerCall) -> Response:
+            try:
+                results = await serving.engine.utility("collective_rpc", body.method, body.args, body.kwargs)
+            except RuntimeError as error:
+                raise RequestError(str(error), param="method", value=body.method) from error
+            return Response(to_json({"results": results}), media_type="application/json")
+
+    return router
+
+
+class WorkerCall(BaseModel):
+    """The body of /collective_rpc."""
+
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
