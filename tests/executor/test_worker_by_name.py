@@ -9,7 +9,7 @@ import pytest
 from vllm_clone.config import VllmConfig
 from vllm_clone.engine.arg_utils import EngineArgs
 from vllm_clone.entrypoints.llm import LLM
-from vllm_clone.errors import ConfigError
+from vllm_clone.errors import ConfigError, RequestError
 from vllm_clone.executor.uniproc import extended
 from vllm_clone.sampling_params import SamplingParams
 from vllm_clone.worker.worker import Worker
@@ -127,3 +127,21 @@ def config(directory: str, **values: object) -> VllmConfig:
 def test_wrong_profiler_options_are_refused_before_the_start(directory: str, options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"--profiler-config: .*keys are profiler, torch_profiler_dir"):
         config(directory, profiler_config=options)
+
+
+def test_a_logits_processor_of_ones_own_decides_what_is_said(directory: str) -> None:
+    llm = make(directory, logits_processors=["tests.sample.test_logits_processor.Follower"])
+    free = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
+    (plain,) = llm.generate([[1, 2, 3]], free, use_tqdm=False)
+    said = plain.outputs[0].token_ids
+    bound = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0, extra_args={"forbid": said[1]})
+    ones, others = llm.generate([[1, 2, 3], [1, 2, 3]], [bound, free], use_tqdm=False)
+    assert others.outputs[0].token_ids == said
+    assert ones.outputs[0].token_ids[0] == said[0]  # nothing was said before it
+    assert said[1] not in ones.outputs[0].token_ids[1:]
+
+
+def test_a_logits_processor_may_refuse_a_request(directory: str) -> None:
+    llm = make(directory, logits_processors=["tests.sample.test_logits_processor.Follower"])
+    with pytest.raises(RequestError, match="forbid must be a token id"):
+        llm.generate([[1]], SamplingParams(extra_args={"forbid": -1}), use_tqdm=False)

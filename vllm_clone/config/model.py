@@ -194,9 +194,8 @@ class ModelConfig:
     )
     logits_processors: list[str] | None = flag(
         None,
-        "Fully qualified class names of extra logits processors loaded for the whole server.",
+        "Class paths of logits processors for the whole server; see vllm_clone.sample.logits_processor.",
         nullable=True,
-        support=later("Custom logits processors"),
     )
     io_processor_plugin: str | None = flag(
         None,
@@ -210,7 +209,7 @@ class ModelConfig:
     logits_processor_pattern: str | None = flag(
         None,
         "Regular expression of class names that a request may name in logits_processors.",
-        support=later("Custom logits processors"),
+        support=later("Logits processors named by requests", "name them with --logits-processors"),
     )
     override_attention_dtype: str | None = flag(
         None,

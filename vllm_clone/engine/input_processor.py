@@ -3,10 +3,11 @@
 import random
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vllm_clone import envs
 from vllm_clone.config import VllmConfig
+from vllm_clone.config.named_code import import_named
 from vllm_clone.engine.inputs import ProcessedRequest, PromptType, TokensPrompt
 from vllm_clone.errors import RequestError
 from vllm_clone.messages import EngineCoreRequest
@@ -36,6 +37,9 @@ class InputProcessor:
         self._eos_token_id = tokenizer.eos_token_id if tokenizer is not None else None
         self._other_eos_ids = [i for i in model.eos_token_ids if i != self._eos_token_id]
         self._defaults = model.generation_defaults
+        named = model.logits_processors or []
+        checks = [getattr(import_named("--logits-processors", name), "validate_params", None) for name in named]
+        self._checks: list[Callable[[SamplingParams], None]] = [check for check in checks if check is not None]
         self._seeds = random.Random(f"{model.seed}/{client_index}" if client_index else model.seed)
 
     @property
@@ -159,6 +163,11 @@ class InputProcessor:
         """A copy with everything filled in that the engine needs."""
         params = params.clone()
         self._check_limits(params)
+        for check in self._checks:
+            try:
+                check(params)
+            except ValueError as error:
+                raise RequestError(str(error)) from error
         room = self.max_model_len - prompt_len
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.min_tokens > params.max_tokens:

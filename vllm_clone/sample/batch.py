@@ -4,10 +4,12 @@
 step's sampler gets: the same state for the rows that sample in that step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from vllm_clone.sample.adjust import Bitmask, Penalised, RowIds, banned_endings
 from vllm_clone.sample.logprobs import LogprobWish
@@ -41,11 +43,13 @@ class SamplingBatch:
     penalised: list[Penalised] = field(default_factory=list)
     bad_words: list[RowIds] = field(default_factory=list)
     logprobs: list[LogprobWish] = field(default_factory=list)
+    custom: Callable[[torch.Tensor], None] | None = None
+    """Processors of the user's own; change the logits in place."""
 
     @property
     def has_edits(self) -> bool:
         """Whether rows change the logits beyond their grammar's mask, which counts as the model's own."""
-        return bool(self.allowed or self.bias or self.min_tokens or self.penalised or self.bad_words)
+        return bool(self.allowed or self.bias or self.min_tokens or self.penalised or self.bad_words or self.custom)
 
 
 @dataclass(frozen=True, slots=True)

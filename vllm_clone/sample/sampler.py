@@ -40,7 +40,8 @@ class SamplerOutput:
 class Sampler:
     """Greedy and random sampling. A step costs only what some row of it uses.
 
-    Order: grammar, allowed ids, logit bias, min_tokens, penalties, bad words, temperature, min-p, top-k, top-p, draw.
+    Order: grammar, allowed ids, logit bias, min_tokens, processors of the user's own, penalties, bad words,
+    temperature, min-p, top-k, top-p, draw.
     """
 
     def __init__(self, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
@@ -80,6 +81,8 @@ def _edit(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
     if batch.min_tokens:
         # A grammar that allows nothing but the end of the text has the last word.
         adjust.mask(logits_RV, batch.min_tokens, unless_last=True)
+    if batch.custom is not None:
+        batch.custom(logits_RV)
     if batch.penalised:
         adjust.penalise(logits_RV, batch.penalised)
     if batch.bad_words:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_clone.sample import SamplingRows
+from vllm_clone.sampling_params import SamplingParams
 from vllm_clone.step import BlockIds, NewRequest, RunningRequests, SchedulerOutput
 from vllm_clone.worker.block_table import BlockTable
 
@@ -25,6 +26,7 @@ class RequestState:
     """Grows with each sampled token; starts with the old outputs when the request resumes after preemption."""
     num_prompt_logprobs: int | None
     """Scores wanted per prompt position; None when none are, or none any more."""
+    params: SamplingParams
 
     def tokens(self, start: int, end: int) -> np.ndarray:
         """Ids at positions ``start`` up to ``end``, int64."""
@@ -112,7 +114,7 @@ class InputBatch:
         row = len(self.requests)
         ids = np.array(new.token_ids, np.int64)
         params, num_prompt = new.sampling_params, new.num_prompt_tokens
-        state = RequestState(new.req_id, ids[:num_prompt], new.token_ids[num_prompt:], params.prompt_logprobs)
+        state = RequestState(new.req_id, ids[:num_prompt], new.token_ids[num_prompt:], params.prompt_logprobs, params)
         if state.output_ids or num_prompt < 2:
             state.num_prompt_logprobs = None  # the prompt was scored before the preemption, or has nothing to score
         self.has_prompt_logprobs += state.num_prompt_logprobs is not None

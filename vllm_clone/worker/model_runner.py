@@ -1,5 +1,7 @@
 """One step on one device: batch → inputs → model → logits → tokens. R rows, T tokens, D hidden, V vocabulary."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -10,6 +12,7 @@ from vllm_clone.logger import init_logger
 from vllm_clone.messages import LogprobRows
 from vllm_clone.models.base import CausalLM
 from vllm_clone.sample import Sampler
+from vllm_clone.sample.logits_processor import ProcessorChain
 from vllm_clone.sample.logprobs import score_tokens
 from vllm_clone.sampling_params import SamplingParams
 from vllm_clone.step import ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
@@ -35,6 +38,8 @@ class ModelRunner:
         self._config = config
         self._device = device
         self._sampler = Sampler(config.model_config.logprobs_mode)
+        named = config.model_config.logits_processors
+        self._processors = ProcessorChain(named, config, device) if named else None
         self._logits_rows = max(1, _LOGITS_BYTES // (4 * config.model_config.vocab_size))
         self._groups: list[tuple[str, ...]] = []
         self._recorded: RecordedForward | None = None
@@ -154,13 +159,20 @@ class ModelRunner:
             hidden_RD = hidden_TD[self._tensor(inputs.query_start_loc_R1[1:][places].astype(np.int64) - 1)]
         token_ids: list[int] = []
         logprobs: dict[int, LogprobRows] = {}
-        num_slices = cdiv(len(rows), self._logits_rows)
+        num_slices = 1 if self._processors is not None else cdiv(len(rows), self._logits_rows)
+        if self._processors is not None:
+            self._processors.update(batch.requests)
         size = cdiv(len(rows), num_slices)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             wanted = None if places is None and num_slices == 1 else rows[part]
             logits_RV = self.model.compute_logits(hidden_RD[part])
-            sampled = self._sampler(logits_RV, batch.sampling.select(wanted, positions_R[part]))
+            wishes = batch.sampling.select(wanted, positions_R[part])
+            if self._processors is not None:
+                all_greedy = wishes.temperature_R is None
+                whole = len(rows) == len(batch) and bool((rows == np.arange(len(rows))).all())
+                wishes.custom = partial(self._processors.apply, rows_R=None if whole else rows, all_greedy=all_greedy)
+            sampled = self._sampler(logits_RV, wishes)
             token_ids += sampled.token_ids
             logprobs |= {start + i: scores for i, scores in sampled.logprobs.items()}
         req_ids = batch.append_sampled(rows, token_ids)

@@ -65,7 +65,7 @@ vllm_xargs, which only extensions read.
 NO_EFFECT: dict[str, str] = {
     "kv_transfer_params": "no KV connector is configured",
     "ec_transfer_params": "no encoder cache connector is configured",
-    "vllm_xargs": "no extension reads it",
+    "vllm_xargs": "only --logits-processors read it",
 }
 """Documented fields that vLLM accepts without effect in a server set up like this one: taken, and said so once."""
 
