@@ -64,6 +64,8 @@ SERVE: list[tuple[str, str]] = [
     ("M --model-loader-extra-config.num_threads 2", "num_threads: needs enable_multithread_load true"),
     ("M --model-loader-extra-config.enable_multithread_load 2", "must be true or false"),
     ("M --quantization gguf", "is not a GGUF file; leave the flag out"),
+    ("M --kv-events-config.topics x", "--kv-events-config: Object contains unknown field `topics`; the keys are"),
+    ("M --kv-events-config.publisher zmq", "a publisher needs enable_kv_cache_events true"),
     ("M --api-server-count 0", "--api-server-count 0: must be in [1, 256]"),
     ("M --api-server-count 2 --disable-frontend-multiprocessing", "leave --disable-frontend-multiprocessing out"),
     ("M --max-num-batched-tokens 4 --max-num-seqs 5", "--max-num-batched-tokens 4: must be at least --max-num-seqs"),

@@ -152,7 +152,6 @@ class VllmConfig:
             "buffer_steps 10000, hwm 100000, max_queue_size 100000, topic ''."
         ),
         nullable=True,
-        support=later("KV cache events"),
     )
     ec_transfer_config: dict[str, Any] | None = flag(
         None,

@@ -7,9 +7,11 @@ from typing import Any
 
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig, KVCacheGroup, group_layers
+from vllm_clone.config.kv_events import kv_events_options
 from vllm_clone.config.named_code import import_named
 from vllm_clone.core.cost import CostModel
 from vllm_clone.core.kv_cache.manager import KVCacheManager
+from vllm_clone.core.kv_events import KVEventPublisher
 from vllm_clone.core.sched.scheduler import Scheduler
 from vllm_clone.errors import ConfigError
 from vllm_clone.executor.base import Executor
@@ -55,6 +57,8 @@ class EngineCore:
             named = config.scheduler_config.scheduler_cls
             scheduler_class: type[Scheduler] = import_named("--scheduler-cls", named) if named else Scheduler
             self.scheduler = scheduler_class(config, self.kv_cache_config)
+            options = kv_events_options(config.kv_events_config)
+            self._publisher = KVEventPublisher(options) if options is not None else None
         except BaseException:
             self.executor.shutdown()
             raise
@@ -102,6 +106,7 @@ class EngineCore:
         result = self.executor.execute_model(work)
         self._take_late_aborts()
         outputs = self.scheduler.update_from_output(work, result)
+        self._publish_kv_events()
         if self._log_iterations:
             self._log_iteration(work)
         if self._steps is not None:
@@ -114,6 +119,9 @@ class EngineCore:
         return outputs
 
     def shutdown(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
         self.executor.shutdown()
 
     # ---- utilities ----
@@ -134,7 +142,9 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while a request holds blocks."""
-        return self.scheduler.reset_prefix_cache()
+        done = self.scheduler.reset_prefix_cache()
+        self._publish_kv_events()
+        return done
 
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -175,6 +185,10 @@ class EngineCore:
         )
 
     # ---- parts ----
+
+    def _publish_kv_events(self) -> None:
+        if self._publisher is not None and self.scheduler.kv_events is not None:
+            self._publisher.publish(self.scheduler.kv_events.take())
 
     def _make_stats(self) -> SchedulerStats:
         """The scheduler's state and counts, and what this class counts since the last call."""

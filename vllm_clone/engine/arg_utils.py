@@ -14,6 +14,7 @@ from vllm_clone.config import ENGINE_GROUPS, LoadConfig, ModelConfig, SchedulerC
 from vllm_clone.config.cache import BlockSize, KVCacheDtype
 from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
 from vllm_clone.config.kv_cache import kv_dtype_name
+from vllm_clone.config.kv_events import kv_events_options
 from vllm_clone.config.model import Dtype
 from vllm_clone.config.profiler import profiler_options
 from vllm_clone.errors import ConfigError
@@ -261,6 +262,8 @@ def _check_loader(config: VllmConfig) -> None:
     if "num_threads" in options and not options.get("enable_multithread_load"):
         raise ConfigError("--model-loader-extra-config.num_threads: needs enable_multithread_load true.")
     profiler_options(config.profiler_config)
+    if kv_events_options(config.kv_events_config) is not None and not config.cache_config.enable_prefix_caching:
+        raise ConfigError("--kv-events-config: tells of the prefix cache; leave --no-enable-prefix-caching out.")
 
 
 def _check_observability(config: VllmConfig) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from vllm_clone.core.kv_cache.events import KVEventLog
 from vllm_clone.core.kv_cache.hashing import BlockHash
 from vllm_clone.core.kv_cache.residency import Residency
 
@@ -82,9 +83,16 @@ class BlockPool:
     recently used prefix is overwritten first; uncached ones go to the head.
     """
 
-    def __init__(self, num_blocks: int, enable_caching: bool, residency: Residency | None = None) -> None:
-        """``residency`` is told what happens to blocks."""
+    def __init__(
+        self,
+        num_blocks: int,
+        enable_caching: bool,
+        residency: Residency | None = None,
+        events: KVEventLog | None = None,
+    ) -> None:
+        """``residency`` is told what happens to blocks, ``events`` which prefixes can be found."""
         self._residency = residency
+        self._events = events
         self.num_blocks = num_blocks
         self.enable_caching = enable_caching
         self.blocks = [KVBlock(i) for i in range(num_blocks)]
@@ -111,7 +119,10 @@ class BlockPool:
         """Index a full block by its hash; a block keeps its first key."""
         if block.key is None:
             block.key = (block_hash, group)
-            self._cached.setdefault(block.key, {})[block.block_id] = block
+            same = self._cached.setdefault(block.key, {})
+            if not same and self._events is not None:
+                self._events.stored(*block.key)
+            same[block.block_id] = block
 
     def allocate(self, count: int) -> list[KVBlock]:
         """Take ``count`` blocks from the head of the free list, forgetting what they cached."""
@@ -159,6 +170,8 @@ class BlockPool:
         if self.num_free != self.num_blocks - 1:
             return False
         self._cached.clear()
+        if self._events is not None:
+            self._events.cleared()
         for block in self.blocks:
             block.key = None
         return True
@@ -171,4 +184,6 @@ class BlockPool:
             del same[block.block_id]
             if not same:
                 del self._cached[key]
+                if self._events is not None:
+                    self._events.removed(*key)
             block.key = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from vllm_clone.config.kv_cache import KVCacheConfig
 from vllm_clone.core.kv_cache.block_pool import BlockPool, KVBlock
+from vllm_clone.core.kv_cache.events import KVEventLog
 from vllm_clone.core.kv_cache.group_manager import GroupManager, make_group_manager
 from vllm_clone.core.kv_cache.residency import Residency
 from vllm_clone.core.request import Request
@@ -30,6 +31,7 @@ class KVCacheManager:
         max_in_flight: most tokens one step computes for a request; bounds what a sliding window holds.
         watermark: fraction of blocks that admission leaves free.
         residency: is told what happens to blocks.
+        events: is told which prefixes can be found.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class KVCacheManager:
         max_in_flight: int,
         watermark: float = 0.0,
         residency: Residency | None = None,
+        events: KVEventLog | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight
         self.enable_caching = enable_caching
-        self.pool = BlockPool(config.num_blocks, enable_caching, residency)
+        self.pool = BlockPool(config.num_blocks, enable_caching, residency, events)
+        self._events = events
         self.block_size = config.groups[0].spec.block_size
         specs = [g.spec for g in config.groups]
         assert all(spec.block_size == self.block_size for spec in specs)
@@ -146,6 +150,8 @@ class KVCacheManager:
         for group in self.groups:
             group.free(request.request_id, request.block_hashes, request.num_computed_tokens)
         self._quiet_until.pop(request.request_id, None)
+        if self._events is not None:
+            self._events.describe(request)
 
     def reset_prefix_cache(self) -> bool:
         return self.pool.reset()
@@ -157,6 +163,8 @@ class KVCacheManager:
         if self.enable_caching:
             for group in self.groups:
                 group.cache_full_blocks(request_id, request.block_hashes, min(total, request.num_tokens))
+            if self._events is not None:
+                self._events.describe(request)
         self._quiet_until[request_id] = min(group.quiet_until(request_id, computed) for group in self.groups)
 
     def _full_sequence_fits(self, request: Request, hit: PrefixHit, spare: int) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.kv_cache import KVCacheConfig
+from vllm_clone.config.kv_events import kv_events_options
+from vllm_clone.core.kv_cache.events import KVEventLog
 from vllm_clone.core.kv_cache.hashing import make_hasher
 from vllm_clone.core.kv_cache.manager import KVCacheManager, PrefixHit
 from vllm_clone.core.kv_cache.residency import Residency
@@ -54,9 +56,14 @@ class Scheduler:
         self._residency = (
             Residency(seen.kv_cache_metrics_sample, clock, random.random) if seen.kv_cache_metrics else None
         )
+        self.kv_events: KVEventLog | None = None
+        """What the KV cache has to tell routers."""
+        if kv_events_options(config.kv_events_config) is not None:
+            self.kv_events = KVEventLog([group.spec for group in kv_cache_config.groups])
         self.kv = KVCacheManager(
-            kv_cache_config, self.max_model_len, caching, self.max_tokens_per_step, sched.watermark, self._residency
-        )
+            kv_cache_config, self.max_model_len, caching, self.max_tokens_per_step, sched.watermark, self._residency,
+            self.kv_events,
+        )  # fmt: skip
         self._hasher = (
             BlockHasher(self.kv.block_size, *make_hasher(cache.prefix_caching_hash_algo)) if caching else None
         )
