@@ -1,6 +1,7 @@
 """--kv-events-config: a router that follows the events knows what the prefix cache holds."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,20 @@ def test_a_full_queue_loses_batches_and_never_blocks(tmp_path: Path) -> None:
         publisher.publish([BlockRemoved([b"%d" % i], "GPU", 0)])
     publisher.close()
     assert publisher._next == 1000
+
+
+@pytest.mark.parametrize("turn", range(20))
+def test_closing_ends_the_thread_that_waits_for_replays(tmp_path: Path, turn: int) -> None:
+    endpoint, replay = f"ipc://{tmp_path}/pub{turn}", f"ipc://{tmp_path}/replay{turn}"
+    publisher = KVEventPublisher(KVEventsOptions(True, endpoint=endpoint, replay_endpoint=replay))
+    publisher.publish([AllBlocksCleared()])
+    closing = threading.Thread(target=publisher.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert publisher._pub.closed
+    assert publisher._replay is not None
+    assert publisher._replay.closed
 
 
 @pytest.mark.parametrize(

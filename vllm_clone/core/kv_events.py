@@ -78,11 +78,13 @@ class KVEventPublisher:
             self._sender.join(CLOSE_SECONDS)
         except queue.Full:
             pass
-        self._context.destroy(linger=int(CLOSE_SECONDS * 1000))
+        # Ends what the threads wait for; each closes its own socket, since a socket belongs to one thread.
+        self._context.term()
 
     def _socket(self, kind: int, endpoint: str, hwm: int) -> "zmq.Socket[bytes]":
         made = self._context.socket(kind)
         made.set_hwm(hwm)
+        made.linger = int(CLOSE_SECONDS * 1000)
         try:
             if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
                 made.bind(endpoint)
@@ -95,13 +97,17 @@ class KVEventPublisher:
 
     def _send_all(self) -> None:
         encoder = msgspec.msgpack.Encoder()
-        while (item := self._outbox.get()) is not None:
-            number, batch = item
-            payload = encoder.encode(batch)
-            with self._lock:
-                self._kept.append((number, payload))
-            self._pub.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
-        self._pub.close()
+        try:
+            while (item := self._outbox.get()) is not None:
+                number, batch = item
+                payload = encoder.encode(batch)
+                with self._lock:
+                    self._kept.append((number, payload))
+                self._pub.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            self._pub.close()
 
     def _answer_all(self, replay: "zmq.Socket[bytes]") -> None:
         try:
@@ -113,5 +119,7 @@ class KVEventPublisher:
                 for number, payload in batches:
                     replay.send_multipart((client, b"", self._topic, number.to_bytes(8, "big"), payload))
                 replay.send_multipart((client, b"", b"", END, b""))
-        except (zmq.ContextTerminated, zmq.ZMQError):
+        except zmq.ContextTerminated:
+            pass
+        finally:
             replay.close(0)
