@@ -29,11 +29,10 @@ using namespace simd;
 using kv::kGroup;
 
 constexpr int kTileRows = kHasMatrixTiles ? 64 : 48;  // rows that share a pass over the keys
-constexpr int kSplitKeys = 128;                       // keys that one tile takes at least, where there are few queries
-constexpr int kSharedKeys = 128;                      // a shorter common prefix is not worth joining its results
+constexpr int kFewRows = 16;                          // that one matrix tile holds
+constexpr int kSplitKeys = 256;                       // keys that one tile takes, where there are few queries
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504f;
-constexpr int kVectorRows = 8;  // so few rows are as quick without matrix tiles
 constexpr float kModerate = 32.0f;         // exponents of 2 that need no base
 constexpr float kLargestWeight = 0x1p96f;  // sums of weights stay below it
 
@@ -184,6 +183,7 @@ class TilePass {
         plain_(!call.layout.scaled && args_.softcap == 0.0f && args_.scale > 0.0f),
         matrices_(matrices),
         position_(tile.sharers > 1 ? tile.key_end : position_of(*queries_)) {
+    if constexpr (kMatrix) matrices_.set_rows(few() ? rows_ : kMatrixRows);
     thread_local Arena arena;
     const size_t rows = kMatrix ? round_up(rows_, kMatrixRows) : rows_, line = 64;
     arena.reserve(rows * (depth_ * sizeof(Left) + columns_ * 4 + kChunk * (4 + sizeof(Left)) + 4 + kLanes * 4) +
@@ -237,7 +237,7 @@ class TilePass {
       if (call_.layout.scaled) lay_out_scales();
       for (int i = 0; i < rows_; ++i) {
         if (!weigh_quickly(i)) weigh(i);
-        if (kMatrix) ask_ahead();
+        if (kMatrix && !few()) ask_ahead();
       }
       multiply_values();
     }
@@ -264,7 +264,14 @@ class TilePass {
     }
   }
 
-  // A row's share of what the next chunk needs. Tile loads leave no room for it.
+  bool few() const { return rows_ <= kFewRows; }
+
+  // As many lines of the next chunk as a matrix tile has.
+  static void ask_tile(AheadOf<kGroups>& ahead) {
+    for (int lines = 0; lines < 16; lines += kGroups) ahead.ask();
+  }
+
+  // A row's share of what the next chunk needs. Where there are many, tile loads leave no room for it.
   void ask_ahead() {
     for (int64_t asked = 0; asked < ahead_keys_.size; asked += int64_t{64} * rows_) {
       ahead_keys_.ask();
@@ -362,7 +369,12 @@ class TilePass {
   void multiply_keys(const Right* const* keys) {
     const Rows<Left> queries{query_, depth_, rows_};
     if constexpr (kMatrix) {
-      attention::multiply_keys(matrices_, queries, keys, chunk_->groups, depth_, scores_);
+      if (few()) {
+        const auto ask = [&] { ask_tile(ahead_keys_); };
+        multiply_keys_few(matrices_, queries, keys, chunk_->groups, depth_, scores_, ask);
+      } else {
+        attention::multiply_keys(matrices_, queries, keys, chunk_->groups, depth_, scores_);
+      }
     } else {
       attention::multiply_keys<M>(ahead_keys_, queries, keys, dim_, scores_);
     }
@@ -373,7 +385,12 @@ class TilePass {
     if constexpr (kMatrix) {
       const Right* pairs[kGroups / 2];
       lay_out_matrix_values(pairs);
-      attention::multiply_values(matrices_, weights, pairs, chunk_->groups, columns_, acc_);
+      if (few()) {
+        const auto ask = [&] { ask_tile(ahead_values_); };
+        multiply_values_few(matrices_, weights, pairs, chunk_->groups, columns_, acc_, ask);
+      } else {
+        attention::multiply_values(matrices_, weights, pairs, chunk_->groups, columns_, acc_);
+      }
     } else {
       Run<Right> runs[2 * kGroups];
       const int num_runs = lay_out_values(runs);
@@ -613,9 +630,9 @@ struct Sharers {
   int64_t blocks;
 };
 
-// Groups of two requests or more with kSharedKeys or more in common. A common prefix is known by the block at its end.
-inline std::vector<Sharers> find_sharers(const AttentionArgs& args) {
-  const int64_t least = (kSharedKeys + args.block_size - 1) / args.block_size;
+// Groups of two requests or more with so many keys or more in common. A common prefix is known by the block at its end.
+inline std::vector<Sharers> find_sharers(const AttentionArgs& args, int64_t keys) {
+  const int64_t least = (keys + args.block_size - 1) / args.block_size;
   std::vector<Sharers> groups;
   if (args.sliding_window || args.num_requests < 2) return groups;
   std::vector<std::pair<int32_t, int32_t>> ends;  // block, request
@@ -641,47 +658,44 @@ inline std::vector<Sharers> find_sharers(const AttentionArgs& args) {
   return groups;
 }
 
-// How a row's keys are split depends on the row and on who shares its prefix, so that its result does not change with
-// the number of threads. The longest tiles of a request come first.
+// How a row's keys are split depends on the row alone, so that its result changes neither with the number of threads
+// nor with the other rows of the batch. The longest tiles of a request come first.
 inline void make_plan(const AttentionArgs& args, int64_t per_row, Plan& plan) {
   plan.queries.clear();
   plan.tiles.clear();
   plan.floats = plan.counters = 0;
   const int group = args.num_heads / args.num_kv_heads, queries_per_tile = std::max(1, kTileRows / group);
-  // More rows are more to join, so their splits are longer.
-  const auto splits_of = [&](int64_t keys, int64_t rows) {
-    return std::max<int64_t>(1, (keys + kGroup - 1) / kGroup * kGroup / (kSplitKeys * (1 + rows / 16)));
-  };
+  // Keys are cut at multiples of this, so that a row's results are the same bits whoever shares its keys. More rows are
+  // more to join, so their splits are longer.
+  const auto split_keys = [&](int64_t rows) { return kSplitKeys * (1 + rows / 16); };
   // Heads of the same keys follow each other: what the hardware read beyond one head's is the next one's.
-  const auto add_tiles = [&](int64_t sharers, int64_t begin, int64_t end, int64_t splits, int64_t first_split) {
-    const int64_t base = begin / kGroup * kGroup, groups = (end - base + kGroup - 1) / kGroup;
-    const auto cut = [&](int64_t s) { return base + groups * s / splits * kGroup; };
-    for (int64_t s = 0; s < splits; ++s)
+  const auto add_tiles = [&](int64_t sharers, int64_t begin, int64_t end, int64_t cut_at, int32_t first_split) {
+    int32_t split = first_split;
+    for (int64_t next; begin < end; begin = next, ++split) {
+      next = std::min(end, (begin / cut_at + 1) * cut_at);
       for (int32_t h = 0; h < args.num_kv_heads; ++h)
-        plan.tiles.push_back({static_cast<int32_t>(plan.queries.size()), static_cast<int32_t>(sharers), h,
-                              static_cast<int32_t>(first_split + s), s ? cut(s) : begin,
-                              s + 1 < splits ? cut(s + 1) : end});
+        plan.tiles.push_back({static_cast<int32_t>(plan.queries.size()), static_cast<int32_t>(sharers), h, split, begin,
+                              next});
+    }
+    return split;
   };
-  const auto add_queries = [&](int32_t r, int64_t count, int64_t first, int64_t splits) {
-    plan.queries.push_back({r, static_cast<int32_t>(count), first, static_cast<int32_t>(splits), plan.floats,
-                            plan.counters});
+  const auto add_queries = [&](int32_t r, int64_t count, int64_t first, int32_t splits) {
+    plan.queries.push_back({r, static_cast<int32_t>(count), first, splits, plan.floats, plan.counters});
     if (splits == 1) return;
     plan.floats += args.num_kv_heads * splits * count * group * per_row;
     plan.counters += args.num_kv_heads;
   };
 
   std::vector<char> shares(args.num_requests);
-  for (const Sharers& sharers : find_sharers(args)) {
-    const int64_t prefix = sharers.blocks * args.block_size, all = sharers.requests.size();
+  for (const Sharers& sharers : find_sharers(args, split_keys(group))) {
+    const int64_t cut_at = split_keys(group), all = sharers.requests.size();
+    const int64_t prefix = sharers.blocks * args.block_size / cut_at * cut_at;
     for (int64_t i = 0; i < all; i += queries_per_tile) {
       const int64_t count = std::min<int64_t>(queries_per_tile, all - i);
-      const int64_t splits = splits_of(prefix, count * group);
-      add_tiles(count, 0, prefix, splits, 0);
+      const int32_t shared = add_tiles(count, 0, prefix, cut_at, 0);
       for (int64_t j = i; j < i + count; ++j) {
         const int32_t r = sharers.requests[j];
-        const int64_t own = splits_of(args.seq_lens[r] - prefix, group);
-        add_tiles(1, prefix, args.seq_lens[r], own, splits);
-        add_queries(r, 1, 0, splits + own);
+        add_queries(r, 1, 0, add_tiles(1, prefix, args.seq_lens[r], cut_at, shared));
         shares[r] = true;
       }
     }
@@ -694,9 +708,8 @@ inline void make_plan(const AttentionArgs& args, int64_t per_row, Plan& plan) {
       left = first;
       const int64_t end = offset + first + queries;
       const int64_t begin = args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
-      const int64_t splits = count <= queries_per_tile ? splits_of(end - begin / kGroup * kGroup, queries * group) : 1;
-      add_tiles(1, begin, end, splits, 0);
-      add_queries(r, queries, first, splits);
+      const int64_t cut_at = count <= queries_per_tile ? split_keys(queries * group) : end;
+      add_queries(r, queries, first, add_tiles(1, begin, end, cut_at, 0));
     }
   }
 }
@@ -733,9 +746,7 @@ class Queue {
  private:
   template <typename M>
   void run(const Tile& tile, const Tile* following, MatrixTiles& matrices) const {
-    if constexpr (kHasMatrixTiles && std::is_same_v<typename M::Left, bf16>)
-      if (call_.rows(tile) > kVectorRows) return TilePass<M, true>(call_, tile, matrices).run(following);
-    TilePass<M, false>(call_, tile, matrices).run(following);
+    TilePass<M, kHasMatrixTiles && std::is_same_v<typename M::Left, bf16>>(call_, tile, matrices).run(following);
   }
 
   const Tile* at(int64_t i) const { return i < static_cast<int64_t>(tiles_.size()) ? &tiles_[i] : nullptr; }

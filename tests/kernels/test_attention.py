@@ -230,7 +230,8 @@ def test_nan_of_another_request_is_not_read(level):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_gets_the_same_bits_alone_and_in_company(level, dtype):
-    batch = make_batch([*MIXED, (1, 1500), (60, 90)], dtype=dtype)
+    batch = make_batch([*MIXED, (1, 1500), (60, 90), (1, 1600), (1, 800)], dtype=dtype)
+    share(share(batch, [8, 10], 90), [10, 11], 20)
     together = batch.attend()
     for r in range(len(batch.lengths)):
         assert torch.equal(together[batch.starts[r] : batch.starts[r + 1]], batch.row(r).attend())

@@ -60,6 +60,8 @@ class EngineLoop:
 
     def _take_messages(self) -> None:
         block = not self._core.has_work and self._stop_at is None
+        while block and self._inbox.empty() and self._core.use_idle_time():
+            pass
         while True:
             try:
                 message = self._inbox.get(block)
