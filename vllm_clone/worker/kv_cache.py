@@ -55,9 +55,7 @@ class PagesAhead:
         return self._provided < self._goal
 
 
-def bind_kv_cache(
-    layers: Mapping[str, Attention], config: KVCacheConfig, device: torch.device
-) -> list[torch.Tensor]:
+def bind_kv_cache(layers: Mapping[str, Attention], config: KVCacheConfig, device: torch.device) -> list[torch.Tensor]:
     """Allocate the pool and give every layer its view: layer j of each group uses tensor j; the tensors, uint8.
 
     The memory is not written here, so the operating system provides (huge) pages only as blocks are used.
