@@ -72,6 +72,11 @@ class Tiles {
   void load(const void* from, int64_t stride_bytes) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(T) : "memory");
   }
+  // Likewise what is not needed again soon: it takes no room from the rest of the first-level cache.
+  template <int T>
+  void load_passing(const void* from, int64_t stride_bytes) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(T) : "memory");
+  }
   template <int T>
   void store(void* to, int64_t stride_bytes) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride_bytes), "i"(T) : "memory");
@@ -107,6 +112,10 @@ class Tiles {
   void load(const void* from, int64_t stride_bytes) {
     for (int r = 0; r < rows<T>(); ++r)
       std::memcpy(data_[T][r], static_cast<const char*>(from) + r * stride_bytes, kTileBytes);
+  }
+  template <int T>
+  void load_passing(const void* from, int64_t stride_bytes) {
+    load<T>(from, stride_bytes);
   }
   template <int T>
   void store(void* to, int64_t stride_bytes) {
