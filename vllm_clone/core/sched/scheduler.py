@@ -33,7 +33,6 @@ from vllm_clone.messages import (
 )
 from vllm_clone.step import BlockIds, ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
 
-
 _NOTHING_ALLOWED = (
     "The grammar allows no token here that allowed_token_ids, bad_words, logit_bias or min_tokens leave, or it is too "
     "complex to follow any further."

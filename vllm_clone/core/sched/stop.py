@@ -6,7 +6,9 @@ from vllm_clone.sampling_params import RepetitionDetectionParams
 
 
 def check_stop(request: Request, max_model_len: int) -> bool:
-    """Finish ``request`` if its newest token ends it: EOS, stop id, end of the grammar, length, repetition, in this order.
+    """Finish ``request`` if its newest token ends it.
+
+    In this order: EOS, stop id, end of the grammar, length, repetition.
 
     ``min_tokens`` is not looked at for ids: the sampler masks them until it is reached.
     """

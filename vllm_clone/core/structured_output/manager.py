@@ -179,4 +179,3 @@ class GrammarManager:
             if job.is_done:
                 del self._kept[spec]
                 self._kept_bytes -= job.compiled.size_bytes if job.compiled is not None else 0
-

@@ -153,6 +153,11 @@ class StructuredOutputs(ApiModel):
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
 
+    def options(self) -> dict[str, Any]:
+        """How JSON is written."""
+        names = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+        return {name: getattr(self, name) for name in names}
+
     def kinds(self) -> dict[str, Any]:
         """The constraints that are given, by name."""
         names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -272,13 +277,7 @@ class GenerationRequest(ApiModel):
                 f"structural_tag; got {got}.",
                 param="structured_outputs",
             )
-        options = given or StructuredOutputs()
-        return StructuredOutputsParams(
-            **kinds,
-            disable_any_whitespace=options.disable_any_whitespace,
-            disable_additional_properties=options.disable_additional_properties,
-            whitespace_pattern=options.whitespace_pattern,
-        )
+        return StructuredOutputsParams(**kinds, **({} if given is None else given.options()))
 
     def sampling(
         self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None, echo_only: bool = False
