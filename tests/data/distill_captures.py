@@ -20,7 +20,7 @@ OUT = Path(__file__).parent / "http"
 
 EOS = 1
 """End-of-sequence id of the recorded server's tokenizer."""
-GOLDEN = ("01", "02", "03", "04", "05", "06", "08", "10", "11", "12", "30", "31", "50")
+GOLDEN = ("01", "02", "03", "04", "05", "06", "07", "08", "10", "11", "12", "30", "31", "50")
 ERRORS = ("40", "41", "42", "43")
 FOREIGN_PATHS = ("/v1/messages", "/v1/responses")
 """Endpoints of later issues inside captures of this one."""

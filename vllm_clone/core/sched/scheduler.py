@@ -19,7 +19,7 @@ from vllm_clone.core.kv_cache.residency import Residency
 from vllm_clone.core.request import BlockHasher, Request, RequestStatus
 from vllm_clone.core.sched.queue import make_queue
 from vllm_clone.core.sched.stop import check_stop
-from vllm_clone.core.structured_output.grammar import GrammarError, GrammarSource
+from vllm_clone.core.structured_output.grammar import GrammarSource
 from vllm_clone.errors import ErrorKind, RequestError
 from vllm_clone.messages import (
     EngineCoreOutput,
@@ -249,15 +249,10 @@ class Scheduler:
         self.grammars.expire()
         for request in [r for r in self._compiling.values() if r.grammar is not None and r.grammar.is_compiled]:
             assert request.grammar is not None
-            error = request.grammar.error
-            if error is None:
-                try:
-                    request.grammar.start()
-                except GrammarError as failure:
-                    error = str(failure)
-            if error is not None:
-                self.fail_request(request, f"The grammar cannot be compiled: {error}", "invalid")
+            if (failure := request.grammar.failure) is not None:
+                self.fail_request(request, failure.message, failure.kind)
                 continue
+            request.grammar.start()
             del self._compiling[request.request_id]
             request.status = RequestStatus.WAITING
             self.constrained[request.request_id] = request

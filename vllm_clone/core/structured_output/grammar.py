@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from vllm_clone.errors import RequestError
 from vllm_clone.messages import EngineCoreRequest
 
 
@@ -43,20 +44,20 @@ class Compilation:
 
     Attributes:
         compiled: the result, or None while there is none.
-        error: why there will be none.
+        failure: why there will be none.
         begun: when the work on it began; None before.
     """
 
-    __slots__ = ("begun", "compiled", "error")
+    __slots__ = ("begun", "compiled", "failure")
 
     def __init__(self) -> None:
         self.compiled: Compiled | None = None
-        self.error: str | None = None
+        self.failure: RequestError | None = None
         self.begun: float | None = None
 
     @property
     def is_done(self) -> bool:
-        return self.compiled is not None or self.error is not None
+        return self.compiled is not None or self.failure is not None
 
 
 class RequestGrammar:
@@ -83,9 +84,9 @@ class RequestGrammar:
         return self._compilation.is_done
 
     @property
-    def error(self) -> str | None:
+    def failure(self) -> RequestError | None:
         """Why there is no grammar to follow."""
-        return self._compilation.error
+        return self._compilation.failure
 
     @property
     def is_active(self) -> bool:
@@ -97,7 +98,7 @@ class RequestGrammar:
         return self._matcher is not None and self._matcher.is_terminated
 
     def start(self) -> None:
-        """Take a place at the grammar's beginning. Raises GrammarError."""
+        """Take a place at the grammar's beginning."""
         compiled = self._compilation.compiled
         assert compiled is not None
         self._matcher = compiled.matcher(self._stop_ids)

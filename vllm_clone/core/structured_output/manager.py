@@ -10,10 +10,10 @@ from vllm_clone import envs
 from vllm_clone.config import VllmConfig
 from vllm_clone.core.request import Request
 from vllm_clone.core.structured_output.backend import Backends
-from vllm_clone.core.structured_output.grammar import Compilation, GrammarError, RequestGrammar
+from vllm_clone.core.structured_output.grammar import Compilation, Compiled, GrammarError, RequestGrammar
 from vllm_clone.core.structured_output.spec import GrammarSpec, make_spec
 from vllm_clone.core.structured_output.vocabulary import Vocabulary, load_vocabulary
-from vllm_clone.errors import ConfigError, RequestError
+from vllm_clone.errors import RequestError
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineCoreRequest
 from vllm_clone.step import GrammarMasks, SchedulerOutput
@@ -79,9 +79,9 @@ class GrammarManager:
         with self._changed:
             now = self._clock()
             for job in [j for j in self._working if j.begun is not None and now - j.begun >= self._max_seconds]:
-                job.error = (
-                    f"compiling takes longer than {self._max_seconds:g} s (VLLM_REGEX_COMPILATION_TIMEOUT_S); "
-                    "make it simpler"
+                job.failure = RequestError(
+                    f"The grammar takes longer than {self._max_seconds:g} s to compile "
+                    "(VLLM_REGEX_COMPILATION_TIMEOUT_S); make it simpler."
                 )
                 self._working.discard(job)
             self._start_threads()
@@ -149,21 +149,22 @@ class GrammarManager:
             threading.Thread(target=self._compile, args=(spec, job), name="grammar", daemon=True).start()
 
     def _compile(self, spec: GrammarSpec, job: Compilation) -> None:
-        error: str | None = None
-        compiled = None
+        compiled: Compiled | None = None
+        failure: RequestError | None = None
         try:
             with self._loading:
                 self._backends.load(spec)
             job.begun = self._clock()
             compiled = self._backends.compile(spec)
-        except (GrammarError, RequestError, ConfigError) as failure:
-            error = str(failure)
-        except Exception as failure:
+        except GrammarError as error:
+            failure = RequestError(f"The grammar cannot be compiled: {error}")
+        except Exception as error:
             logger.exception("A grammar could not be compiled")
-            error = f"{type(failure).__name__}: {failure}"
+            message = f"Structured outputs do not work here: {type(error).__name__}: {error}"
+            failure = RequestError(message, kind="internal")
         with self._changed:
             # One that was given up meanwhile serves the next request that asks for it.
-            job.compiled, job.error = compiled, error
+            job.compiled, job.failure = compiled, failure
             self._working.discard(job)
             self._evict(compiled.size_bytes if compiled is not None else 0)
             self._start_threads()
