@@ -94,7 +94,7 @@ class _Builder:
         triggers = _list(part, "triggers", where)
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
             raise GrammarError(f"{where}: triggers must be texts that are not empty")
-        options = []
+        options, tags = [], []
         for i, tag in enumerate(_list(part, "tags", where)):
             place = f"{where}.tags[{i}]"
             if not isinstance(tag, dict):
@@ -105,10 +105,12 @@ class _Builder:
                 raise GrammarError(f"{place}: begin {begin!r} starts with none of the triggers {triggers}")
             rest = self._tag({**tag, "begin": begin[len(trigger) :]}, place)
             options.append(f"{self._up_to(trigger)} {rest}")
-        one = self._rule(" | ".join(options))
-        if part.get("stop_after_first"):
-            return one if part.get("at_least_one") else f"{one} | {self._free_text(None)}"
-        return f"{one}{'+' if part.get('at_least_one') else '*'} {self._free_text(None)}"
+            tags.append(self._tag(tag, place))
+        later, text = self._rule(" | ".join(options)), self._free_text(None)
+        rest = "" if part.get("stop_after_first") else f" {later}* {text}"
+        if part.get("at_least_one"):  # at once, before any text
+            return f"{self._rule(' | '.join(tags))}{rest}"
+        return f"{later} | {text}" if not rest else rest
 
     def literal(self, text: str) -> str:
         """A fixed text, with the special tokens in it as such."""

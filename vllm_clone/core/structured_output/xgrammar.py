@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from vllm_clone.core.structured_output.grammar import GrammarError
 from vllm_clone.core.structured_output.spec import GrammarSpec, beyond_xgrammar, schema_of
 from vllm_clone.core.structured_output.vocabulary import Vocabulary
 
+_CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+"""Control characters but the line's ends, which the library keeps out of strings."""
 _PLACE_IN_SOURCE = re.compile(r"^\[\d+:\d+:\d+\] \S+\.(cc|h):\d+: ")
 
 
@@ -21,8 +24,8 @@ class XGrammarBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._compiler = self._make_compiler(vocabulary.token_bytes)
-        self._tag_compiler: xgrammar.GrammarCompiler | None = None
+        self._compilers: dict[str, xgrammar.GrammarCompiler] = {}
+        self._lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> "CompiledXGrammar":
         """Raises GrammarError, also for what the library would take but not hold the text to."""
@@ -35,7 +38,7 @@ class XGrammarBackend:
             raise GrammarError(_PLACE_IN_SOURCE.sub("", str(error)).strip()) from error
 
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
-        compiler = self._compiler
+        compiler = self._compiler(spec)
         if spec.kind == "json":
             separators = None if spec.any_whitespace else (",", ":")
             return compiler.compile_json_schema(
@@ -51,14 +54,7 @@ class XGrammarBackend:
             return compiler.compile_grammar("root ::= " + " | ".join(map(_quoted, texts)))
         if spec.kind == "grammar":
             return compiler.compile_grammar(spec.text) if "::=" in spec.text else compiler.compile_lark(spec.text)
-        return self._compile_tag(json.loads(spec.text))
-
-    def _compile_tag(self, tag: dict[str, object]) -> xgrammar.CompiledGrammar:
-        """Marks may be special tokens here, so that these count as the text of their name."""
-        if self._tag_compiler is None:
-            words = self._vocabulary
-            named = [words.special_names.get(i, text) for i, text in enumerate(words.token_bytes)]
-            self._tag_compiler = self._make_compiler(named)
+        tag = json.loads(spec.text)
         if "structures" in tag:
             items = [
                 {"type": "tag", "begin": s["begin"], "content": {"type": "json_schema", "json_schema": s["schema"]},
@@ -67,7 +63,23 @@ class XGrammarBackend:
             ]  # fmt: skip
             form = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": items}
             tag = {"type": "structural_tag", "format": form}
-        return self._tag_compiler.compile_structural_tag(json.dumps({"type": "structural_tag", **tag}))
+        return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", **tag}))
+
+    def _compiler(self, spec: GrammarSpec) -> xgrammar.GrammarCompiler:
+        """The compiler for the tokens that a kind of grammar may use."""
+        kind = spec.kind if spec.kind in ("json", "structural_tag") else "text"
+        with self._lock:
+            if kind not in self._compilers:
+                self._compilers[kind] = self._make_compiler(self._tokens(kind))
+            return self._compilers[kind]
+
+    def _tokens(self, kind: str) -> list[bytes]:
+        words = self._vocabulary
+        if kind == "structural_tag":  # whose marks may be special tokens: these count as the text of their name
+            return [words.special_names.get(i, text) for i, text in enumerate(words.token_bytes)]
+        if kind == "json":  # the library lets control characters into strings that have a length limit
+            return [b"" if _CONTROL.search(text) else text for text in words.token_bytes]
+        return words.token_bytes
 
     def _make_compiler(self, token_bytes: list[bytes]) -> xgrammar.GrammarCompiler:
         info = xgrammar.TokenizerInfo(
