@@ -162,7 +162,9 @@ def _said(
     if count is not None and len(ids) != count and choice["finish_reason"] == "length":
         # The engine said in several tokens what the tokenizer takes for one.
         ids = next((ids for ids in (encode(pieces), encode(text)) if len(ids) == count), ids)
-    if count is not None and ("structured_outputs" in request or "response_format" in request):  # a grammar makes the engine say rarer tokens than the tokenizer
+    if count is not None and (
+        "structured_outputs" in request or "response_format" in request
+    ):  # a grammar makes the engine say rarer tokens than the tokenizer
         while len(ids) < count - (choice["finish_reason"] == "stop"):
             at = next(i for i, one in enumerate(ids) if len(tokenizer.decode([one])) > 1)
             whole = tokenizer.decode([ids[at]])

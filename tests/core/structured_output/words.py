@@ -10,7 +10,22 @@ from vllm_clone.core.structured_output.vocabulary import Vocabulary
 from vllm_clone.sampling_params import StructuredOutputsParams
 
 EOS, MARK, END_TOO = 256, 257, 258
-PIECES = [b'{"', b'":', b'": ', b'",', b'"}', b", ", b"12", b"ab", b"yes", b"no", b"  ", b"\n", b"true", "é".encode()[:1]]
+PIECES = [
+    b'{"',
+    b'":',
+    b'": ',
+    b'",',
+    b'"}',
+    b", ",
+    b"12",
+    b"ab",
+    b"yes",
+    b"no",
+    b"  ",
+    b"\n",
+    b"true",
+    "é".encode()[:1],
+]
 PADDING = 19
 SIZE = 259 + len(PIECES) + PADDING
 """Not a multiple of 32."""
