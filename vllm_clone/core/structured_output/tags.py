@@ -110,7 +110,7 @@ class _Builder:
         rest = "" if part.get("stop_after_first") else f" {later}* {text}"
         if part.get("at_least_one"):  # at once, before any text
             return f"{self._rule(' | '.join(tags))}{rest}"
-        return f"{later} | {text}" if not rest else rest
+        return rest or f"{later} | {text}"
 
     def literal(self, text: str) -> str:
         """A fixed text, with the special tokens in it as such."""
