@@ -34,6 +34,7 @@ SCHEMA = {
         "name": {"type": "string", "maxLength": 6}, "level": {"enum": [1, 22, 333]}, "ok": {"type": "boolean"},
     },
     "required": ["name", "level"],
+    "additionalProperties": False,
 }  # fmt: skip
 
 
