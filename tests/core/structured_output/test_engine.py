@@ -58,6 +58,8 @@ def run(core: EngineCore, *requests: EngineCoreRequest) -> dict[str, list[Engine
     outputs: dict[str, list[EngineCoreOutput]] = {r.request_id: [] for r in requests}
     for r in requests:
         assert core.add_request(r) is None
+    known = list(core.scheduler.requests.values())  # all begin together, however long their grammars take
+    core.grammars.wait(lambda: all(r.grammar is None or r.grammar.is_compiled for r in known))
     while core.num_unfinished or core.has_work:
         core.wait_for_grammars()
         for batch in core.step().values():

@@ -35,23 +35,24 @@ class Backends:
         """The grammar by the first library that can.
 
         Raises:
-            GrammarError: none can; the reason of the last one.
+            GrammarError: none can.
         """
-        *others, last = self._names(spec)
-        for name in others:
+        failures: dict[str, GrammarError] = {}
+        for name in self._names(spec):
             try:
                 return self._loaded[name].compile(spec)
-            except GrammarError:
-                continue
-        return self._loaded[last].compile(spec)
+            except GrammarError as error:
+                failures[name] = error
+        # What guidance says of a mistake is the clearer.
+        raise failures.get("guidance") or next(iter(failures.values()))
 
     def _names(self, spec: GrammarSpec) -> list[str]:
         if self._choice != "auto":
             return [self._choice]
         if not has_xgrammar() or beyond_xgrammar(spec) is not None or _is_lark(spec):
             return ["guidance"]
-        # What guidance says of a mistake is the clearer, and it has been asked by the frontend before.
-        return ["xgrammar", "guidance"]
+        # A mask of xgrammar's takes 3 ms for a regex with high counts, and 0.03 ms for most JSON; guidance's 0.2 ms.
+        return ["guidance", "xgrammar"] if spec.kind == "regex" else ["xgrammar", "guidance"]
 
     def _get(self, name: str) -> Backend:
         if name not in self._loaded:

@@ -20,6 +20,8 @@ MAX_CHARS = 1 << 20
 MAX_DEPTH = 64
 MAX_TAG_DEPTH = 80
 """Most objects and arrays within one another. Compilers recurse, and some overflow the stack."""
+MAX_BLANKS = 20
+"""Most blanks and line ends between two parts of JSON. Small models do not find out of an endless run of them."""
 ANY_OBJECT = '{"type": "object"}'
 
 NOT_IN_XGRAMMAR = ("uniqueItems", "not", "if", "dependentRequired", "dependentSchemas", "allOf")
@@ -40,7 +42,7 @@ class GrammarSpec:
     text: str
     """JSON text of the schema, the choices or the structural tag; the regex or grammar as it is."""
     any_whitespace: bool = True
-    """JSON may have blanks and line ends between its parts."""
+    """JSON may have up to :data:`MAX_BLANKS` blanks and line ends between its parts."""
     whitespace_pattern: str | None = None
     """Regex of what may stand between the parts of JSON instead."""
     closed_objects: bool = False

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from vllm_clone.core.structured_output.grammar import GrammarError
-from vllm_clone.core.structured_output.spec import GrammarSpec
+from vllm_clone.core.structured_output.spec import MAX_BLANKS, GrammarSpec
 
 _TEXT = r"/(.|\n)*/"
 
@@ -50,6 +50,8 @@ def json_options(spec: GrammarSpec) -> dict[str, Any]:
         options["whitespace_pattern"] = spec.whitespace_pattern
     elif not spec.any_whitespace:
         options |= {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    else:
+        options["whitespace_pattern"] = rf"[ \t\n\r]{{1,{MAX_BLANKS}}}"
     return options
 
 

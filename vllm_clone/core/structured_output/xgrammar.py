@@ -9,7 +9,7 @@ import numpy as np
 import xgrammar
 
 from vllm_clone.core.structured_output.grammar import GrammarError
-from vllm_clone.core.structured_output.spec import GrammarSpec, beyond_xgrammar, schema_of
+from vllm_clone.core.structured_output.spec import MAX_BLANKS, GrammarSpec, beyond_xgrammar, schema_of
 from vllm_clone.core.structured_output.vocabulary import Vocabulary
 
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
@@ -46,6 +46,7 @@ class XGrammarBackend:
                 any_whitespace=spec.any_whitespace,
                 separators=separators,
                 strict_mode=spec.closed_objects,
+                max_whitespace_cnt=MAX_BLANKS,
             )
         if spec.kind == "regex":
             return compiler.compile_regex(spec.text)
