@@ -20,7 +20,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from vllm_clone import LLM, SamplingParams, StructuredOutputsParams
@@ -89,7 +88,8 @@ SCHEMAS: list[tuple[dict[str, Any], Check]] = [
     (record({"city": string(15), "country": string(15), "big": {"type": "boolean"}}, optional=("big",)),
      is_record({"city": text_of(15), "country": text_of(15), "big": one_of(True, False)}, optional=("big",))),
     (POINT, is_point),
-    (record({"colour": {"enum": list(COLOURS)}, "n": {"const": 7}}), is_record({"colour": one_of(*COLOURS), "n": one_of(7)})),
+    (record({"colour": {"enum": list(COLOURS)}, "n": {"const": 7}}),
+     is_record({"colour": one_of(*COLOURS), "n": one_of(7)})),
     (record({"tags": {"type": "array", "items": string(8), "minItems": 1, "maxItems": 3}}),
      is_record({"tags": list_of(text_of(8), 1, 3)})),
     (record({"line": {"type": "array", "items": POINT, "minItems": 2, "maxItems": 2}}),

@@ -1,5 +1,6 @@
 """Refuses structured outputs that no library will compile, before the engine sees them."""
 
+import re
 from functools import lru_cache
 
 from vllm_clone.config import StructuredOutputsConfig
@@ -7,6 +8,8 @@ from vllm_clone.core.structured_output.spec import GrammarSpec, beyond_xgrammar,
 from vllm_clone.errors import RequestError
 from vllm_clone.sampling_params import StructuredOutputsParams
 
+_NOT_BUILT = re.compile(r"nimplemented|not supported|not known|[Uu]nknown format")
+"""How guidance says that a grammar is beyond it, rather than wrong."""
 REMEMBERED = 64
 """Verdicts kept; most clients send one grammar many times."""
 
@@ -31,6 +34,6 @@ class GrammarChecker:
         from vllm_clone.core.structured_output.guidance import validate  # 65 ms that most servers never need
 
         wrong = validate(spec)
-        if wrong is not None and backend == "auto" and lost is None and has_xgrammar():
+        if wrong is not None and backend == "auto" and lost is None and has_xgrammar() and _NOT_BUILT.search(wrong):
             return None  # the engine asks xgrammar
         return wrong

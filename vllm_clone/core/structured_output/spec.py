@@ -24,7 +24,10 @@ MAX_BLANKS = 20
 """Most blanks and line ends between two parts of JSON. Small models do not find out of an endless run of them."""
 ANY_OBJECT = '{"type": "object"}'
 
-NOT_IN_XGRAMMAR = ("uniqueItems", "not", "if", "dependentRequired", "dependentSchemas", "allOf")
+NOT_IN_XGRAMMAR = (
+    "uniqueItems", "contains", "minContains", "maxContains", "not", "if", "dependentRequired", "dependentSchemas",
+    "allOf",
+)  # fmt: skip
 """Keywords that xgrammar takes without holding the text to them."""
 _PLAIN = frozenset({"const", "enum", "default", "examples", "required"})
 """Keywords whose value is data."""
