@@ -253,7 +253,7 @@ class StructuredOutputsConfig:
         "auto",
         (
             "Library that compiles grammars: xgrammar (pip install 'vllm-clone[xgrammar]') or guidance; auto takes "
-            "xgrammar where it is installed and can, else guidance."
+            "the faster one that is installed and can."
         ),
         support=later("Other grammar libraries", "use guidance or xgrammar"),
         working=("xgrammar", "guidance"),
