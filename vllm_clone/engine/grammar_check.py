@@ -33,7 +33,12 @@ class GrammarChecker:
             return None if lost is None else f"{lost}: xgrammar does not hold the text to it; start with backend auto"
         from vllm_clone.core.structured_output.guidance import validate  # 65 ms that most servers never need
 
-        wrong = validate(spec)
+        try:
+            wrong = validate(spec)
+        except BaseException as error:
+            if isinstance(error, Exception | KeyboardInterrupt | SystemExit):
+                raise
+            wrong = f"the compiler failed on it: {error}"  # a panic of the Rust library is no Exception
         if wrong is not None and backend == "auto" and lost is None and has_xgrammar() and _NOT_BUILT.search(wrong):
             return None  # the engine asks xgrammar
         return wrong

@@ -17,6 +17,11 @@ def nested(levels: int) -> dict[str, object]:
     return schema
 
 
+def chain(length: int) -> dict[str, object]:
+    links = {f"d{i}": {"properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(length)}
+    return {"$defs": {**links, f"d{length}": {}}, "$ref": "#/$defs/d0"}
+
+
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "none": ({}, "exactly one of .* got none"),
     "two": ({"regex": "a", "choice": ["b"]}, "exactly one of .* got regex, choice"),
@@ -25,7 +30,12 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "a schema that is a list": ({"json": "[1]"}, "a JSON schema is an object, got list"),
     "too deep": ({"json": nested(40)}, "nested 64 deep"),
     "too deep to read": ({"json": "[" * 100_000 + "]" * 100_000}, "nested too deeply|nested 64 deep|object, got list"),
-    "too long": ({"regex": "a" * (MAX_CHARS + 1)}, "at most 1048576 characters"),
+    "a long choice": ({"choice": ["a" * MAX_CHARS]}, "choice: at most 1048576 characters"),
+    "a long regex": ({"regex": "a" * 65537}, "regex: at most 65536 characters"),
+    "many rules": ({"grammar": "".join(f"r{i} ::= r{i + 1}\n" for i in range(1201))}, "at most 1200 rules"),
+    "many groups": ({"grammar": "root ::= " + "(" * 1200 + "'a'" + ")" * 1200}, "at most 1200 rules and groups"),
+    "a long chain of references": ({"json": chain(500)}, "levels of objects and arrays in all; at most 1200"),
+    "half a surrogate pair": ({"regex": "a\ud800"}, "not valid Unicode: .* at 1"),
     "json_object false": ({"json_object": False}, "must be true"),
     "empty regex": ({"regex": ""}, "empty"),
     "NUL": ({"regex": "a\0b"}, "NUL .* position 1"),
@@ -57,6 +67,12 @@ def test_an_escaped_bracket_begins_no_look_around():
 
 def test_the_depth_that_the_protocol_allows_is_accepted():
     assert schema_of(spec(json=nested(31)))["properties"]
+
+
+def test_many_references_are_no_long_chain():
+    leaf = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    many = {"properties": {f"p{i}": {"$ref": f"#/$defs/d{i % 50}"} for i in range(600)}}
+    assert schema_of(spec(json={**many, "$defs": {f"d{i}": leaf for i in range(50)}}))["properties"]
 
 
 def test_equal_requests_give_equal_specifications_whatever_their_form():

@@ -158,7 +158,7 @@ class GrammarManager:
             compiled = self._backends.compile(spec)
         except GrammarError as error:
             failure = RequestError(f"The grammar cannot be compiled: {error}")
-        except Exception as error:
+        except BaseException as error:  # a panic of the Rust library is no Exception, and its request must end
             logger.exception("A grammar could not be compiled")
             message = f"Structured outputs do not work here: {type(error).__name__}: {error}"
             failure = RequestError(message, kind="internal")

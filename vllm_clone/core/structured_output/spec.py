@@ -6,6 +6,7 @@ Shared by the frontend, which refuses early, and the engine, which compiles.
 import importlib.util
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +17,15 @@ from vllm_clone.sampling_params import StructuredOutputsParams
 GrammarKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
 MAX_CHARS = 1 << 20
-"""Longest specification: longer ones take seconds to compile and megabytes to keep."""
+MAX_GRAMMAR_CHARS = 1 << 16
+"""Longest JSON text, and longest regex or grammar: longer ones take seconds to compile and megabytes to keep."""
+MAX_RULES = 1200
+MAX_LEVELS = 1200
+"""Most rules and groups of a grammar, and most levels of a schema with its references followed: compilers recurse over them, and
+the stack ends at about twice as many."""
 MAX_DEPTH = 64
 MAX_TAG_DEPTH = 80
-"""Most objects and arrays within one another. Compilers recurse, and some overflow the stack."""
+"""Most objects and arrays within one another, as in vLLM."""
 MAX_BLANKS = 20
 """Most blanks and line ends between two parts of JSON. Small models do not find out of an endless run of them."""
 ANY_OBJECT = '{"type": "object"}'
@@ -66,8 +72,13 @@ def make_spec(params: StructuredOutputsParams, config: StructuredOutputsConfig) 
         )
     name = kinds[0]
     kind, text = _READERS[name](getattr(params, name))
-    if len(text) > MAX_CHARS:
-        raise RequestError(f"{name}: at most {MAX_CHARS} characters are allowed, got {len(text)}.")
+    limit = MAX_GRAMMAR_CHARS if kind in ("regex", "grammar") else MAX_CHARS
+    if len(text) > limit:
+        raise RequestError(f"{name}: at most {limit} characters are allowed, got {len(text)}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name} is not valid Unicode: {error.reason} at {error.start}.") from error
     if kind not in ("json", "structural_tag"):
         return GrammarSpec(kind, text)
     pattern = params.whitespace_pattern
@@ -191,6 +202,9 @@ def _choice(value: list[str]) -> tuple[GrammarKind, str]:
 def _grammar(value: str) -> tuple[GrammarKind, str]:
     if not value.strip():
         raise RequestError("grammar is empty; it needs a rule named root (GBNF) or start (Lark).")
+    rules = value.replace("::=", ":").count(":") + value.count("(") + value.count("[")
+    if rules > MAX_RULES:
+        raise RequestError(f"grammar: at most {MAX_RULES} rules and groups (: and brackets) are allowed, got {rules}.")
     return "grammar", value
 
 
@@ -220,15 +234,45 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _check_depth(name: str, value: Any, limit: int) -> None:
-    level, depth = [value], 0
-    while level:
+    depth = _depth(value, limit + 1)
+    if depth > limit:
+        raise RequestError(f"{name}: objects and arrays may be nested {limit} deep, and these are deeper.")
+    levels = depth + sum(_depth(_target(value, ref), limit) for ref in _references(value))
+    if levels > MAX_LEVELS:
+        raise RequestError(
+            f"{name}: what its $ref name is {levels} levels of objects and arrays in all; at most {MAX_LEVELS} are "
+            "allowed."
+        )
+
+
+def _depth(value: Any, limit: int) -> int:
+    """Objects and arrays within one another, counted up to ``limit``."""
+    level, depth = _containers([value]), 0
+    while level and depth < limit:
         depth += 1
-        children: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                children += [v for v in item.values() if isinstance(v, dict | list)]
-            elif isinstance(item, list):
-                children += [v for v in item if isinstance(v, dict | list)]
-        if depth > limit:
-            raise RequestError(f"{name}: objects and arrays may be nested {limit} deep, and these are deeper.")
-        level = children
+        level = [child for item in level for child in _containers(item.values() if isinstance(item, dict) else item)]
+    return depth
+
+
+def _containers(items: Iterable[Any]) -> list[Any]:
+    return [item for item in items if isinstance(item, dict | list)]
+
+
+def _references(value: Any) -> set[str]:
+    """Every distinct ``$ref``."""
+    found: set[str] = set()
+    level = _containers([value])
+    while level:
+        found |= {item["$ref"] for item in level if isinstance(item, dict) and isinstance(item.get("$ref"), str)}
+        level = [child for item in level for child in _containers(item.values() if isinstance(item, dict) else item)]
+    return found
+
+
+def _target(root: Any, ref: str) -> Any:
+    """What a reference names; the whole schema where that is not plain to see."""
+    value = root
+    for key in ref.removeprefix("#").split("/")[1:]:
+        if not isinstance(value, dict):
+            return root
+        value = value.get(key.replace("~1", "/").replace("~0", "~"), root)
+    return value
