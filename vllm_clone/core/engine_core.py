@@ -131,6 +131,10 @@ class EngineCore:
             first.scheduler_stats = self._make_stats()
         return outputs
 
+    def use_idle_time(self) -> bool:
+        """Do a few milliseconds of what can be done ahead of requests; whether there is more to do."""
+        return self.executor.use_idle_time()
+
     def shutdown(self) -> None:
         self.grammars.close()
         if self._publisher is not None:

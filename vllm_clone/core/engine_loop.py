@@ -61,6 +61,8 @@ class EngineLoop:
                     self._send(client, outputs)
 
     def _take_messages(self) -> None:
+        while self._patience()[0] and self._inbox.empty() and self._core.use_idle_time():
+            pass
         block, timeout = self._patience()
         while True:
             try:

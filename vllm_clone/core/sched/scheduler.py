@@ -37,6 +37,8 @@ _NOTHING_ALLOWED = (
     "The grammar allows no token here that allowed_token_ids, bad_words, logit_bias or min_tokens leave, or it is too "
     "complex to follow any further."
 )
+FULL_SPEED_TOKENS = {"cpu": 512}
+"""Device → prompt tokens with which a step runs at full speed: more prompts in it would only wait for each other."""
 
 
 class Scheduler:
@@ -52,6 +54,7 @@ class Scheduler:
         self._clock = clock
         self.max_model_len = config.model_config.max_model_len
         self.max_tokens_per_step = sched.max_num_scheduled_tokens or sched.max_num_batched_tokens
+        self.full_speed_tokens = FULL_SPEED_TOKENS.get(config.device_config.device, self.max_tokens_per_step)
         self.max_num_seqs = sched.max_num_active_seqs or sched.max_num_seqs
         self.chunked_prefill = sched.enable_chunked_prefill is not False
         self.long_prefill = sched.long_prefill_token_threshold if self.chunked_prefill else 0
@@ -206,6 +209,9 @@ class Scheduler:
 
     def _schedule_waiting(self, budget: int, scheduled: dict[str, int], new: list[NewRequest]) -> None:
         while budget > 0 and len(self.waiting) and len(self.running) < self.max_num_seqs:
+            # Every request in the step has at least one token; the rest are prompts.
+            if self.max_tokens_per_step - budget - len(scheduled) >= self.full_speed_tokens:
+                break
             request = self.waiting.peek()
             hit = self.kv.find_prefix(request)
             lacking = request.num_tokens - hit.num_tokens

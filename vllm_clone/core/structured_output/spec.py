@@ -21,8 +21,8 @@ MAX_GRAMMAR_CHARS = 1 << 16
 """Longest JSON text, and longest regex or grammar: longer ones take seconds to compile and megabytes to keep."""
 MAX_RULES = 1200
 MAX_LEVELS = 1200
-"""Most rules and groups of a grammar, and most levels of a schema with its references followed: compilers recurse over them, and
-the stack ends at about twice as many."""
+"""Most rules and groups of a grammar, and most levels of a schema with its references followed: compilers recurse over
+them, and the stack ends at about twice as many."""
 MAX_DEPTH = 64
 MAX_TAG_DEPTH = 80
 """Most objects and arrays within one another, as in vLLM."""
