@@ -222,6 +222,14 @@ def test_the_frontend_sees_the_same_mistakes_without_a_vocabulary(name: str):
     assert re.search(said, wrong)
 
 
+def test_the_place_of_a_mistake_is_one_in_the_regex_itself():
+    wrong = validate(spec(regex="ab(c"))
+    assert wrong is not None
+    assert wrong.startswith('invalid regex "ab(c"')
+    assert wrong.endswith("unclosed group")
+    assert "\n      ^\n" in wrong, "under the bracket"
+
+
 @pytest.mark.parametrize("name", VALID)
 def test_the_frontend_sees_no_mistakes_where_there_are_none(name: str):
     assert validate(spec(**VALID[name][0])) is None

@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "a schema that is a list": ({"json": "[1]"}, "a JSON schema is an object, got list"),
     "too deep": ({"json": nested(40)}, "nested 64 deep"),
     "too deep to read": ({"json": "[" * 100_000 + "]" * 100_000}, "nested too deeply|nested 64 deep|object, got list"),
-    "a long choice": ({"choice": ["a" * MAX_CHARS]}, "choice: at most 1048576 characters"),
+    "a long choice": ({"choice": ["a" * MAX_CHARS]}, "choice: at most 262144 characters"),
     "a long regex": ({"regex": "a" * 65537}, "regex: at most 65536 characters"),
     "many rules": ({"grammar": "".join(f"r{i} ::= r{i + 1}\n" for i in range(1201))}, "at most 1200 rules"),
     "many groups": ({"grammar": "root ::= " + "(" * 1200 + "'a'" + ")" * 1200}, "at most 1200 rules and groups"),

@@ -1,6 +1,7 @@
 """Grammars through llguidance. Importing this module imports neither torch nor numpy."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from vllm_clone.core.structured_output.tags import json_options, tag_grammar
 from vllm_clone.core.structured_output.vocabulary import Vocabulary
 
 _STATE = "<state>"
+_IN_WRAPPER = re.compile(r"^at \d+\(\d+\): |\n +1 \| start: [\s\S]*$")
+"""A place in the one rule that the library wraps around a regex, and the excerpt that shows it."""
 _TYPICAL_BYTES = 200_000
 """What a compiled grammar takes, tables of its lexer included; the library does not tell."""
 
@@ -35,7 +38,7 @@ def to_grammar(spec: GrammarSpec, special: dict[bytes, int] | None = None) -> st
     except GrammarError:
         raise
     except (ValueError, RecursionError) as error:
-        raise GrammarError(_plain(str(error))) from error
+        raise GrammarError(_plain(str(error), spec)) from error
 
 
 def json_grammar(schema: Any, spec: GrammarSpec) -> str:
@@ -50,7 +53,7 @@ def validate(spec: GrammarSpec) -> str | None:
         grammar = to_grammar(spec)
     except GrammarError as error:
         return str(error)
-    return _plain(llguidance.LLMatcher.validate_grammar(grammar)) or None
+    return _plain(llguidance.LLMatcher.validate_grammar(grammar), spec) or None
 
 
 class GuidanceBackend:
@@ -70,7 +73,7 @@ class GuidanceBackend:
         """Raises GrammarError."""
         matcher = llguidance.LLMatcher(self._tokenizer, to_grammar(spec, self._special), log_level=0)
         if matcher.is_error():
-            raise GrammarError(_plain(matcher.get_error()))
+            raise GrammarError(_plain(matcher.get_error(), spec))
         return CompiledGuidance(matcher, self._vocabulary, _TYPICAL_BYTES + 10 * len(spec.text))
 
 
@@ -126,6 +129,7 @@ class _Tokens:
         return self._encode(text)
 
 
-def _plain(message: str) -> str:
-    """A message of the library without its dump of internal state."""
-    return message.split(_STATE)[0].strip()
+def _plain(message: str, spec: GrammarSpec) -> str:
+    """A message of the library without its dump of internal state, and without places in a grammar of our own."""
+    message = message.split(_STATE)[0].strip()
+    return _IN_WRAPPER.sub("", message) if spec.kind == "regex" else message

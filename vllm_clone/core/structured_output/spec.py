@@ -16,7 +16,7 @@ from vllm_clone.sampling_params import StructuredOutputsParams
 
 GrammarKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
-MAX_CHARS = 1 << 20
+MAX_CHARS = 1 << 18
 MAX_GRAMMAR_CHARS = 1 << 16
 """Longest JSON text, and longest regex or grammar: longer ones take seconds to compile and megabytes to keep."""
 MAX_RULES = 1200
