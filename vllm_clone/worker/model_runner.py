@@ -15,7 +15,8 @@ from vllm_clone.sample import Sampler
 from vllm_clone.sample.logits_processor import ProcessorChain
 from vllm_clone.sample.logprobs import score_tokens
 from vllm_clone.sampling_params import SamplingParams
-from vllm_clone.step import ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+from vllm_clone.step import GrammarMasks, ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+from vllm_clone.worker.grammar_rows import GrammarRows
 from vllm_clone.worker.graphs import NotRecordableError, RecordedForward
 from vllm_clone.worker.input_batch import InputBatch
 from vllm_clone.worker.kv_cache import PagesAhead, bind_kv_cache
@@ -97,7 +98,7 @@ class ModelRunner:
         output = ModelRunnerOutput({}, replayed=replays)
         if batch.has_prompt_logprobs:
             output.prompt_logprobs = self._score_prompts(inputs, hidden_TD)
-        self._sample(inputs, hidden_TD, output)
+        self._sample(inputs, hidden_TD, output, step.grammar)
         return output
 
     def use_idle_time(self) -> bool:
@@ -156,7 +157,9 @@ class ModelRunner:
             by_layer.update(dict.fromkeys(names, self.layers[names[0]].backend.plan(metadata)))
         return by_layer
 
-    def _sample(self, inputs: StepInputs, hidden_TD: torch.Tensor, output: ModelRunnerOutput) -> None:
+    def _sample(
+        self, inputs: StepInputs, hidden_TD: torch.Tensor, output: ModelRunnerOutput, grammar: GrammarMasks | None
+    ) -> None:
         """Draw tokens for the rows that have computed all they know, and append them."""
         batch, places = self.batch, inputs.sampling
         rows, positions_R, hidden_RD = inputs.rows, inputs.positions_T, hidden_TD
@@ -172,11 +175,14 @@ class ModelRunner:
         if self._processors is not None:
             self._processors.update(batch.requests)
         size = cdiv(len(rows), num_slices)
+        masks = None if grammar is None else GrammarRows(grammar, batch.rows_of(grammar.req_ids), rows)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             wanted = None if places is None and num_slices == 1 else rows[part]
             logits_RV = self.model.compute_logits(hidden_RD[part])
             wishes = batch.sampling.select(wanted, positions_R[part])
+            if masks is not None:
+                wishes.bitmask = masks.part(start, start + size)
             if self._processors is not None:
                 all_greedy = wishes.temperature_R is None
                 whole = len(rows) == len(batch) and bool((rows == np.arange(len(rows))).all())
