@@ -1,0 +1,1 @@
+"""`vllm run-batch`: files of requests in OpenAI's batch format, answered without an HTTP server."""
