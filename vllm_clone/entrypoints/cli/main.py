@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "complete": ("Complete a text with a model on a running server.", "vllm_clone.entrypoints.cli.complete"),
     "bench": ("Measure a running server.", "vllm_clone.entrypoints.cli.bench"),
     "run-batch": ("Answer the requests of a file, in OpenAI's batch format.", "vllm_clone.entrypoints.cli.run_batch"),
+    "completion": ("Print a script that completes flags in a shell.", "vllm_clone.entrypoints.cli.completion"),
     "collect-env": ("Print what a bug report needs to know of this machine.", "vllm_clone.entrypoints.cli.collect_env"),
 }
 """Command → what it does and the module that does it, which is imported only when it runs.
