@@ -1,0 +1,1 @@
+"""`vllm run-batch`: requests from a file, answers into a file."""
