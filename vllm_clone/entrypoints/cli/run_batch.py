@@ -6,7 +6,7 @@ import os
 import tempfile
 
 from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, VllmConfig
-from vllm_clone.config.batch import BatchFilesConfig, BatchFrontend
+from vllm_clone.config.batch import SHARED, BatchFilesConfig, BatchFrontend
 from vllm_clone.engine.arg_utils import EngineArgs, refuse_what_cannot_act
 from vllm_clone.entrypoints.cli.checks import check_frontend
 from vllm_clone.entrypoints.cli.parser import FlagParser, UsageError
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     source, target = files.input_file, files.output_file
     if source is None or target is None:
         raise UsageError("run-batch: needs -i INPUT and -o OUTPUT")
-    shared = {k: v for k, v in given.items() if k in BatchFrontend.__dataclass_fields__}
+    shared = {k: v for k, v in given.items() if k in SHARED}
     frontend = FrontendConfig(**shared, host=files.host, port=files.port)
     refuse_what_cannot_act(frontend)
     check_frontend(
