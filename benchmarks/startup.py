@@ -3,9 +3,9 @@
 
     startup.py MODEL [--runs 5] [-- flags of vllm serve]
 
-Prints medians: seconds from the command to /health 200; memory of all processes after one short request, less the
-weights; the engine's peak while loading, with the file's pages, beside the weights; processor time of a quiet second
-after that request; seconds of `vllm --version`.
+The servers have a KV cache of 256 MiB. Prints medians: seconds from the command to /health 200; memory of all processes
+after one short request, when the whole cache is provided, less weights and cache; the engine's peak while loading, with
+the file's pages, beside the weights; processor time of a quiet second; seconds of `vllm --version`.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 
+KV_CACHE_BYTES = 256 << 20
 VLLM = [sys.executable, "-m", "vllm_clone.entrypoints.cli.main"]
 
 
@@ -36,8 +37,8 @@ class Start(NamedTuple):
 
     seconds: float
     """From the command to /health 200."""
-    beyond_weights: int
-    """Bytes of all processes after one short request, less the weights; pages they share count once."""
+    beyond: int
+    """Bytes of all processes after one short request, less weights and KV cache; pages they share count once."""
     peak: int
     """Most bytes the engine had in memory, pages of the model's file included."""
     weights: int
@@ -52,6 +53,16 @@ def family(pid: int) -> list[psutil.Process]:
 
 def processor_seconds(processes: list[psutil.Process]) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in processes)
+
+
+def wait_until_quiet(processes: list[psutil.Process]) -> None:
+    """What an idle engine still does for later is over."""
+    used = processor_seconds(processes)
+    while True:
+        time.sleep(0.3)
+        before, used = used, processor_seconds(processes)
+        if used - before < 0.02:
+            return
 
 
 def peak_bytes(processes: list[psutil.Process]) -> int:
@@ -70,6 +81,7 @@ def one_start(model: str, flags: list[str], path: Path) -> Start:
     begun = time.perf_counter()
     with path.open("wb") as log:
         command = [*VLLM, "serve", model, "--host", "127.0.0.1", "--port", str(port), *flags]
+        command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, timeout=60) as client:
@@ -82,13 +94,15 @@ def one_start(model: str, flags: list[str], path: Path) -> Start:
                     raise SystemExit(path.read_text()) from None
                 time.sleep(0.005)
         ready = time.perf_counter() - begun
+        peak = peak_bytes(family(process.pid))
         client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 4}).raise_for_status()
     processes, weights = family(process.pid), weight_bytes(path.read_text())
+    wait_until_quiet(processes)
     used = processor_seconds(processes)
     time.sleep(1)
     idle = processor_seconds(processes) - used
     memory = sum(p.memory_full_info().pss for p in processes)
-    start = Start(ready, memory - weights, peak_bytes(processes), weights, idle)
+    start = Start(ready, memory - weights - KV_CACHE_BYTES, peak, weights, idle)
     process.send_signal(signal.SIGTERM)
     process.wait(10)
     return start
@@ -112,8 +126,8 @@ def main() -> None:
     times = sorted(run.seconds for run in runs)
     median = statistics.median(times)
     print(f"start to ready: median {median:.2f} s of {args.runs} (from {times[0]:.2f} to {times[-1]:.2f})")
-    beyond = statistics.median(run.beyond_weights for run in runs)
-    print(f"memory beyond weights, all processes: {beyond / 2**20:.0f} MiB")
+    beyond = statistics.median(run.beyond for run in runs)
+    print(f"memory beyond weights and KV cache, all processes: {beyond / 2**20:.0f} MiB")
     peak, weights = statistics.median(run.peak for run in runs), runs[0].weights
     print(f"peak of the engine: {peak / 2**20:.0f} MiB, {peak / max(weights, 1):.2f} x weights ({weights >> 20} MiB)")
     print(f"processor time while idle: {statistics.median(run.idle for run in runs):.1%} of a core")

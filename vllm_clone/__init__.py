@@ -7,14 +7,15 @@ from vllm_clone.version import __version__
 if TYPE_CHECKING:
     from vllm_clone.entrypoints.llm import LLM
     from vllm_clone.outputs import RequestOutput
-    from vllm_clone.sampling_params import SamplingParams
+    from vllm_clone.sampling_params import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 _HOME = {
     "LLM": "vllm_clone.entrypoints.llm",
     "RequestOutput": "vllm_clone.outputs",
     "SamplingParams": "vllm_clone.sampling_params",
+    "StructuredOutputsParams": "vllm_clone.sampling_params",
 }
 
 

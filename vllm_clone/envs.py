@@ -137,6 +137,10 @@ VARIABLES: dict[str, Variable] = {
         _seconds, 30.0, "Seconds without a turn of the engine loop until /health says 503."
     ),
     "VLLM_ENGINE_READY_TIMEOUT_S": Variable(_seconds, 600.0, "Longest engine start in seconds."),
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": Variable(
+        _seconds, 5.0, "Longest time in seconds for compiling a request's regex, schema or grammar; 0 = no limit."
+    ),
+    "VLLM_XGRAMMAR_CACHE_MB": Variable(_whole, 512, "Memory in MiB for compiled grammars, of either library."),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": Variable(_switch, False, "Allow lengths above the model's."),
     "VLLM_SERVER_DEV_MODE": Variable(_switch, False, "Serve POST /collective_rpc, which no key guards."),
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": Variable(_switch, False, "Answer 503 after engine death."),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_clone.errors import ErrorKind
 from vllm_clone.sampling_params import SamplingParams
 
 
@@ -44,6 +45,8 @@ class EngineCoreRequest(_Wire):
     priority: int = 0
     """Smaller is served sooner under the priority policy."""
     cache_salt: str | None = None
+    grammar_begins_after: list[int] | None = None
+    """Ids that end a chain of thought: only what follows them must follow the grammar. None: all of the output."""
 
 
 class AbortRequests(_Wire):
@@ -108,6 +111,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     num_preemptions: int = 0
     error: str | None = None
     """Message for the client when finish_reason is ERROR."""
+    error_kind: ErrorKind = "internal"
 
 
 class KVEviction(msgspec.Struct, array_like=True, gc=False):

@@ -32,6 +32,25 @@ class RepetitionDetectionParams(msgspec.Struct, array_like=True, omit_defaults=T
     min_count: int = 0
 
 
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False, frozen=True):
+    """A constraint that the output must follow: exactly one of the first six, and how JSON is written."""
+
+    json: str | dict[str, Any] | None = None
+    """A JSON schema, as a value or as text."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """GBNF with a rule named root, or Lark with one named start."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+    structural_tag: str | None = None
+    """JSON text of a structural tag: free text in which marks begin something that follows a schema."""
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    """Regex of what may stand between the parts of JSON."""
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """How one request is sampled and when it stops. Field meanings and ranges follow vLLM's API.
 
@@ -68,6 +87,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
     skip_reading_prefix_cache: bool | None = None
     truncate_prompt_tokens: int | None = None
     extra_args: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     # resolved
     eos_token_id: int | None = None
@@ -170,6 +190,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "stop": ((list, tuple, str), "a string or a list of strings"), "stop_token_ids": _LIST, "bad_words": _LIST,
     "logit_bias": ((dict, NoneType), "a dict or None"),
     "allowed_token_ids": ((list, tuple, NoneType), "a list or None"),
+    "structured_outputs": ((StructuredOutputsParams, NoneType), "StructuredOutputsParams or None"),
 }  # fmt: skip
 
 

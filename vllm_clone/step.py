@@ -33,6 +33,15 @@ class RunningRequests:
 
 
 @dataclass(slots=True)
+class GrammarMasks:
+    """What the grammars of some requests allow as the next token. Only of requests that sample in this step."""
+
+    req_ids: list[str]
+    words: bytearray
+    """⌈V/32⌉ little-endian 32-bit words per request: bit v % 32 of word v // 32 allows token v."""
+
+
+@dataclass(slots=True)
 class SchedulerOutput:
     """One step's work. A request appears either in ``new`` or in ``running``."""
 
@@ -43,6 +52,7 @@ class SchedulerOutput:
     finished_req_ids: set[str] = field(default_factory=set)
     """Finished or aborted since the last step: drop their state."""
     preempted_req_ids: set[str] = field(default_factory=set)
+    grammar: GrammarMasks | None = None
 
 
 @dataclass(slots=True)

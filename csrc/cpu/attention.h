@@ -1,8 +1,9 @@
 // Attention over a paged cache: an online softmax in base 2 over chunks of keys.
 //
-// A tile is some queries of a request times the query heads of one key head ("rows"), against a range of keys. Pages
-// are kept as the products want them (kv_cache.h), so that a tile reads each page once, whatever its rows; a chunk of
-// 8-bit elements is widened first.
+// A tile is some queries times the query heads of one key head ("rows"), against a range of keys. Pages are kept as the
+// products want them (kv_cache.h), so that a tile reads each page once, whatever its rows; a chunk of 8-bit elements is
+// widened first. The queries are of one request, or of several that begin with the same pages and decode: their common
+// prefix is then read once for all of them, by tiles that have enough rows for matrix tiles.
 #pragma once
 
 #include <algorithm>
@@ -28,10 +29,10 @@ using namespace simd;
 using kv::kGroup;
 
 constexpr int kTileRows = kHasMatrixTiles ? 64 : 48;  // rows that share a pass over the keys
-constexpr int kSplitKeys = 128;                       // keys that one tile takes at least, where there are few queries
+constexpr int kFewRows = 16;                          // that one matrix tile holds
+constexpr int kSplitKeys = 256;                       // keys that one tile takes, where there are few queries
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504f;
-constexpr int kVectorRows = 8;  // so few rows are as quick without matrix tiles
 constexpr float kModerate = 32.0f;         // exponents of 2 that need no base
 constexpr float kLargestWeight = 0x1p96f;  // sums of weights stay below it
 
@@ -39,16 +40,28 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 
 // ---- tiles -------------------------------------------------------------------------------------
 
-struct Tile {
+// Queries of a request that share a softmax: their keys may be split among tiles.
+struct Queries {
   int32_t request;
+  int32_t count;
+  int64_t first;     // offset in the request's queries
+  int32_t splits;    // tiles that their keys are split among
+  int64_t partials;  // where the results of the first key head's first split lie among the partial ones, in floats
+  int64_t counter;   // which counter tells how many splits of the first key head are done
+};
+
+struct Tile {
+  int32_t queries;  // place in the plan of the first of its Queries,
+  int32_t sharers;  // and how many follow, each with one query if there are several
   int32_t kv_head;
-  int64_t first_query;  // offset in the request's queries
-  int32_t queries;
+  int32_t split;  // which part of the keys
   int64_t key_begin, key_end;
-  int32_t split;  // which part of the keys, of how many
-  int32_t splits;
-  int64_t partials;  // where the first split's result lies among the partial results, in floats
-  int64_t counter;   // which counter tells how many splits are done
+};
+
+struct Plan {
+  std::vector<Queries> queries;
+  std::vector<Tile> tiles;
+  int64_t floats = 0, counters = 0;  // of partial results
 };
 
 // Memory kept between calls, handed out in cache lines.
@@ -79,17 +92,21 @@ class Arena {
 // What all tiles of a call share. Partial results of a split are rows of (acc[columns], top, weight).
 struct Call {
   const AttentionArgs& args;
+  const Plan& plan;
   kv::Layout layout;
   int group, columns;  // query heads per key head; head size rounded up to vectors
   float* partials;
   std::atomic<int32_t>* counters;
 
-  explicit Call(const AttentionArgs& a)
+  Call(const AttentionArgs& a, const Plan& p)
       : args(a),
+        plan(p),
         layout(a),
         group(a.num_heads / a.num_kv_heads),
         columns(static_cast<int>(round_up(a.head_size, kLanes))) {}
   int64_t partial_stride() const { return columns + 2; }
+  const Queries& queries(const Tile& tile) const { return plan.queries[tile.queries]; }
+  int rows(const Tile& tile) const { return tile.sharers * queries(tile).count * group; }
 };
 
 // Up to kChunk keys, in groups as they lie in pages.
@@ -111,7 +128,7 @@ struct Chunk {
 inline void advance(const Call& call, const Tile& tile, int groups, Chunk& chunk) {
   const AttentionArgs& args = call.args;
   const kv::Layout& layout = call.layout;
-  const int32_t* table = args.block_table + tile.request * args.table_stride;
+  const int32_t* table = args.block_table + call.queries(tile).request * args.table_stride;
   chunk.whole = true;
   for (chunk.groups = 0; chunk.groups < groups && chunk.behind < tile.key_end;) {
     Chunk::Group& group = chunk.group[chunk.groups++];
@@ -157,15 +174,16 @@ class TilePass {
       : call_(call),
         args_(call.args),
         tile_(tile),
+        queries_(&call.queries(tile)),
         group_(call.group),
         dim_(call.args.head_size),
         columns_(call.columns),
-        rows_(tile.queries * group_),
+        rows_(call.rows(tile)),
         depth_(static_cast<int>(round_up(dim_, kMatrix ? kMatrixInputs : kLanes))),
         plain_(!call.layout.scaled && args_.softcap == 0.0f && args_.scale > 0.0f),
         matrices_(matrices),
-        start_(args_.query_start[tile.request]),
-        position_(args_.seq_lens[tile.request] - (args_.query_start[tile.request + 1] - start_) + tile.first_query) {
+        position_(tile.sharers > 1 ? tile.key_end : position_of(*queries_)) {
+    if constexpr (kMatrix) matrices_.set_rows(few() ? rows_ : kMatrixRows);
     thread_local Arena arena;
     const size_t rows = kMatrix ? round_up(rows_, kMatrixRows) : rows_, line = 64;
     arena.reserve(rows * (depth_ * sizeof(Left) + columns_ * 4 + kChunk * (4 + sizeof(Left)) + 4 + kLanes * 4) +
@@ -219,11 +237,11 @@ class TilePass {
       if (call_.layout.scaled) lay_out_scales();
       for (int i = 0; i < rows_; ++i) {
         if (!weigh_quickly(i)) weigh(i);
-        if (kMatrix) ask_ahead();
+        if (kMatrix && !few()) ask_ahead();
       }
       multiply_values();
     }
-    if (tile_.splits == 1) {
+    if (queries_->splits == 1) {
       with_type(args_.dtype, [&](auto* type) {
         for (int i = 0; i < rows_; ++i)
           finish(static_cast<decltype(type)>(args_.out), i, acc_ + int64_t{i} * columns_,
@@ -246,7 +264,14 @@ class TilePass {
     }
   }
 
-  // A row's share of what the next chunk needs. Tile loads leave no room for it.
+  bool few() const { return rows_ <= kFewRows; }
+
+  // As many lines of the next chunk as a matrix tile has.
+  static void ask_tile(AheadOf<kGroups>& ahead) {
+    for (int lines = 0; lines < 16; lines += kGroups) ahead.ask();
+  }
+
+  // A row's share of what the next chunk needs. Where there are many, tile loads leave no room for it.
   void ask_ahead() {
     for (int64_t asked = 0; asked < ahead_keys_.size; asked += int64_t{64} * rows_) {
       ahead_keys_.ask();
@@ -258,7 +283,7 @@ class TilePass {
   void gather_queries() {
     alignas(64) T head[kv::kMaxHeadSize];
     for (int row = 0; row < rows_; ++row) {
-      const int64_t token = start_ + tile_.first_query + row / group_;
+      const int64_t token = token_of(row);
       const int64_t at = token * args_.query_stride + (int64_t{tile_.kv_head} * group_ + row % group_) * dim_;
       std::memcpy(head, static_cast<const T*>(args_.query) + at, dim_ * sizeof(T));
       if (args_.positions)
@@ -344,7 +369,12 @@ class TilePass {
   void multiply_keys(const Right* const* keys) {
     const Rows<Left> queries{query_, depth_, rows_};
     if constexpr (kMatrix) {
-      attention::multiply_keys(matrices_, queries, keys, chunk_->groups, depth_, scores_);
+      if (few()) {
+        const auto ask = [&] { ask_tile(ahead_keys_); };
+        multiply_keys_few(matrices_, queries, keys, chunk_->groups, depth_, scores_, ask);
+      } else {
+        attention::multiply_keys(matrices_, queries, keys, chunk_->groups, depth_, scores_);
+      }
     } else {
       attention::multiply_keys<M>(ahead_keys_, queries, keys, dim_, scores_);
     }
@@ -355,7 +385,12 @@ class TilePass {
     if constexpr (kMatrix) {
       const Right* pairs[kGroups / 2];
       lay_out_matrix_values(pairs);
-      attention::multiply_values(matrices_, weights, pairs, chunk_->groups, columns_, acc_);
+      if (few()) {
+        const auto ask = [&] { ask_tile(ahead_values_); };
+        multiply_values_few(matrices_, weights, pairs, chunk_->groups, columns_, acc_, ask);
+      } else {
+        attention::multiply_values(matrices_, weights, pairs, chunk_->groups, columns_, acc_);
+      }
     } else {
       Run<Right> runs[2 * kGroups];
       const int num_runs = lay_out_values(runs);
@@ -403,6 +438,17 @@ class TilePass {
         std::fill(to, to + 2 * dim_, Right{});
       }
     }
+  }
+
+  int64_t position_of(const Queries& queries) const {
+    const int32_t* start = args_.query_start + queries.request;
+    return args_.seq_lens[queries.request] - (start[1] - start[0]) + queries.first;
+  }
+  // The token whose query a row is of.
+  int64_t token_of(int row) const {
+    const int query = row / group_;
+    const Queries& queries = queries_[tile_.sharers > 1 ? query : 0];
+    return args_.query_start[queries.request] + queries.first + (tile_.sharers > 1 ? 0 : query);
   }
 
   // Which keys a row sees, by position.
@@ -513,35 +559,41 @@ class TilePass {
 
   // Leaves a split's result; who finishes last joins all of them, in their order.
   void keep() {
-    const int64_t stride = call_.partial_stride(), per_split = rows_ * stride;
-    float* partials = call_.partials + tile_.partials;
-    for (int row = 0; row < rows_; ++row) {
-      float* partial = partials + tile_.split * per_split + row * stride;
-      std::copy(acc_ + int64_t{row} * columns_, acc_ + int64_t{row + 1} * columns_, partial);
-      partial[columns_] = top_[row];
-      partial[columns_ + 1] = sum(load(sums_ + row * kLanes));
-    }
-    if (call_.counters[tile_.counter].fetch_add(1, std::memory_order_acq_rel) + 1 < tile_.splits) return;
-    for (int row = 0; row < rows_; ++row) {
-      const float* part = partials + row * stride;
-      float best = kNegInf, total = 0;
-      for (int s = 0; s < tile_.splits; ++s) best = std::max(best, part[s * per_split + columns_]);
-      float* acc = acc_ + int64_t{row} * columns_;
-      std::fill(acc, acc + columns_, 0.0f);
-      for (int s = 0; s < tile_.splits; ++s) {
-        const float* p = part + s * per_split;
-        const float factor = best == kNegInf ? 1.0f : exp2_nonpositive(splat(p[columns_] - best))[0];
-        total += p[columns_ + 1] * factor;
-        for (int d = 0; d < columns_; d += kLanes) store(acc + d, load(acc + d) + load(p + d) * factor);
+    const int rows = rows_ / tile_.sharers;
+    for (int i = 0; i < tile_.sharers; ++i) {
+      const Queries& queries = queries_[i];
+      const int64_t stride = call_.partial_stride(), per_split = rows * stride;
+      float* partials = call_.partials + queries.partials + tile_.kv_head * queries.splits * per_split;
+      for (int row = 0; row < rows; ++row) {
+        const int of_tile = i * rows + row;
+        float* partial = partials + tile_.split * per_split + row * stride;
+        std::copy(acc_ + int64_t{of_tile} * columns_, acc_ + int64_t{of_tile + 1} * columns_, partial);
+        partial[columns_] = top_[of_tile];
+        partial[columns_ + 1] = sum(load(sums_ + of_tile * kLanes));
       }
-      with_type(args_.dtype, [&](auto* type) { finish(static_cast<decltype(type)>(args_.out), row, acc, total); });
+      std::atomic<int32_t>& done = call_.counters[queries.counter + tile_.kv_head];
+      if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == queries.splits)
+        for (int row = 0; row < rows; ++row) join(i * rows + row, partials + row * stride, queries.splits, per_split);
     }
+  }
+
+  void join(int row, const float* parts, int splits, int64_t per_split) {
+    float best = kNegInf, total = 0;
+    for (int s = 0; s < splits; ++s) best = std::max(best, parts[s * per_split + columns_]);
+    float* acc = acc_ + int64_t{row} * columns_;
+    std::fill(acc, acc + columns_, 0.0f);
+    for (int s = 0; s < splits; ++s) {
+      const float* p = parts + s * per_split;
+      const float factor = best == kNegInf ? 1.0f : exp2_nonpositive(splat(p[columns_] - best))[0];
+      total += p[columns_ + 1] * factor;
+      for (int d = 0; d < columns_; d += kLanes) store(acc + d, load(acc + d) + load(p + d) * factor);
+    }
+    with_type(args_.dtype, [&](auto* type) { finish(static_cast<decltype(type)>(args_.out), row, acc, total); });
   }
 
   template <typename T>
   void finish(T* out, int row, const float* acc, float weight) const {
-    const int64_t token = start_ + tile_.first_query + row / group_;
-    T* to = out + (token * args_.num_heads + tile_.kv_head * group_ + row % group_) * dim_;
+    T* to = out + (token_of(row) * args_.num_heads + tile_.kv_head * group_ + row % group_) * dim_;
     const float inverse = weight > 0 ? 1.0f / weight : 0.0f;
     int d = 0;
     for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(acc + d) * inverse);
@@ -551,12 +603,12 @@ class TilePass {
   const Call& call_;
   const AttentionArgs& args_;
   const Tile& tile_;
+  const Queries* queries_;
   const int group_, dim_, columns_, rows_;
   const int depth_;   // head size as the products take it
   const bool plain_;  // scores take nothing but a positive factor
   MatrixTiles& matrices_;
-  const int64_t start_;     // the request's first query
-  const int64_t position_;  // of the tile's first query in its sequence
+  const int64_t position_;  // of the tile's first query in its sequence, or one from which all its keys are seen
   Left* query_;             // [rows, depth]
   float* acc_;              // [rows, columns]
   float* scores_;           // [rows, kChunk]
@@ -572,36 +624,92 @@ class TilePass {
 
 // ---- a call ------------------------------------------------------------------------------------
 
+// Requests of which each decodes one token and all begin with the same blocks.
+struct Sharers {
+  std::vector<int32_t> requests;
+  int64_t blocks;
+};
+
+// Groups of two requests or more with so many keys or more in common. A common prefix is known by the block at its end.
+inline std::vector<Sharers> find_sharers(const AttentionArgs& args, int64_t keys) {
+  const int64_t least = (keys + args.block_size - 1) / args.block_size;
+  std::vector<Sharers> groups;
+  if (args.sliding_window || args.num_requests < 2) return groups;
+  std::vector<std::pair<int32_t, int32_t>> ends;  // block, request
+  for (int32_t r = 0; r < args.num_requests; ++r)
+    if (args.query_start[r + 1] - args.query_start[r] == 1 && args.seq_lens[r] > least * args.block_size)
+      ends.push_back({args.block_table[r * args.table_stride + least - 1], r});
+  std::sort(ends.begin(), ends.end());
+  for (size_t i = 0; i + 1 < ends.size(); ++i) {
+    if (ends[i].first != ends[i + 1].first) continue;
+    const int32_t* table = args.block_table + ends[i].second * args.table_stride;
+    // The block of the query itself is never shared.
+    Sharers found{{ends[i].second}, (args.seq_lens[ends[i].second] - 1) / args.block_size};
+    for (; i + 1 < ends.size() && ends[i].first == ends[i + 1].first; ++i) {
+      const int32_t r = ends[i + 1].second, *other = args.block_table + r * args.table_stride;
+      const int64_t most = std::min<int64_t>(found.blocks, (args.seq_lens[r] - 1) / args.block_size);
+      const int64_t same = std::mismatch(table, table + most, other).first - table;
+      if (same < least) continue;
+      found.blocks = same;
+      found.requests.push_back(r);
+    }
+    if (found.requests.size() > 1) groups.push_back(std::move(found));
+  }
+  return groups;
+}
+
 // How a row's keys are split depends on the row alone, so that its result changes neither with the number of threads
 // nor with the other rows of the batch. The longest tiles of a request come first.
-inline void plan(const AttentionArgs& args, int64_t per_row, std::vector<Tile>& tiles, int64_t& floats,
-                 int64_t& counters) {
-  tiles.clear();
-  floats = counters = 0;
+inline void make_plan(const AttentionArgs& args, int64_t per_row, Plan& plan) {
+  plan.queries.clear();
+  plan.tiles.clear();
+  plan.floats = plan.counters = 0;
   const int group = args.num_heads / args.num_kv_heads, queries_per_tile = std::max(1, kTileRows / group);
+  // Keys are cut at multiples of this, so that a row's results are the same bits whoever shares its keys. More rows are
+  // more to join, so their splits are longer.
+  const auto split_keys = [&](int64_t rows) { return kSplitKeys * (1 + rows / 16); };
+  // Heads of the same keys follow each other: what the hardware read beyond one head's is the next one's.
+  const auto add_tiles = [&](int64_t sharers, int64_t begin, int64_t end, int64_t cut_at, int32_t first_split) {
+    int32_t split = first_split;
+    for (int64_t next; begin < end; begin = next, ++split) {
+      next = std::min(end, (begin / cut_at + 1) * cut_at);
+      for (int32_t h = 0; h < args.num_kv_heads; ++h)
+        plan.tiles.push_back({static_cast<int32_t>(plan.queries.size()), static_cast<int32_t>(sharers), h, split, begin,
+                              next});
+    }
+    return split;
+  };
+  const auto add_queries = [&](int32_t r, int64_t count, int64_t first, int32_t splits) {
+    plan.queries.push_back({r, static_cast<int32_t>(count), first, splits, plan.floats, plan.counters});
+    if (splits == 1) return;
+    plan.floats += args.num_kv_heads * splits * count * group * per_row;
+    plan.counters += args.num_kv_heads;
+  };
+
+  std::vector<char> shares(args.num_requests);
+  for (const Sharers& sharers : find_sharers(args, split_keys(group))) {
+    const int64_t cut_at = split_keys(group), all = sharers.requests.size();
+    const int64_t prefix = sharers.blocks * args.block_size / cut_at * cut_at;
+    for (int64_t i = 0; i < all; i += queries_per_tile) {
+      const int64_t count = std::min<int64_t>(queries_per_tile, all - i);
+      const int32_t shared = add_tiles(count, 0, prefix, cut_at, 0);
+      for (int64_t j = i; j < i + count; ++j) {
+        const int32_t r = sharers.requests[j];
+        add_queries(r, 1, 0, add_tiles(1, prefix, args.seq_lens[r], cut_at, shared));
+        shares[r] = true;
+      }
+    }
+  }
   for (int32_t r = 0; r < args.num_requests; ++r) {
+    if (shares[r]) continue;
     const int64_t count = args.query_start[r + 1] - args.query_start[r], offset = args.seq_lens[r] - count;
     for (int64_t left = count; left > 0;) {
-      const int64_t first = (left - 1) / queries_per_tile * queries_per_tile;
-      const int32_t queries = static_cast<int32_t>(left - first);
+      const int64_t first = (left - 1) / queries_per_tile * queries_per_tile, queries = left - first;
       left = first;
       const int64_t end = offset + first + queries;
       const int64_t begin = args.sliding_window ? std::max<int64_t>(0, offset + first - args.sliding_window + 1) : 0;
-      const int64_t base = begin / kGroup * kGroup, groups = (end - base + kGroup - 1) / kGroup;
-      // More rows are more to join, so their splits are longer.
-      const int64_t split_keys = kSplitKeys * (1 + queries * group / 16);
-      const int64_t splits = count <= queries_per_tile ? std::max<int64_t>(1, groups * kGroup / split_keys) : 1;
-      // Heads of the same keys follow each other: what the hardware read beyond one head's is the next one's.
-      for (int64_t s = 0; s < splits; ++s)
-        for (int32_t h = 0; h < args.num_kv_heads; ++h)
-          tiles.push_back({r, h, first, queries, s ? base + groups * s / splits * kGroup : begin,
-                           s + 1 < splits ? base + groups * (s + 1) / splits * kGroup : end, static_cast<int32_t>(s),
-                           static_cast<int32_t>(splits), floats + h * splits * queries * group * per_row,
-                           counters + h});
-      if (splits > 1) {
-        floats += args.num_kv_heads * splits * queries * group * per_row;
-        counters += args.num_kv_heads;
-      }
+      const int64_t cut_at = count <= queries_per_tile ? split_keys(queries * group) : end;
+      add_queries(r, queries, first, add_tiles(1, begin, end, cut_at, 0));
     }
   }
 }
@@ -609,7 +717,7 @@ inline void plan(const AttentionArgs& args, int64_t per_row, std::vector<Tile>& 
 // Tells threads what to do next: first the writing of new tokens, then the tiles, which begin when all is written.
 class Queue {
  public:
-  Queue(const Call& call, const std::vector<Tile>& tiles) : call_(call), tiles_(tiles) {
+  explicit Queue(const Call& call) : call_(call), tiles_(call.plan.tiles) {
     const AttentionArgs& args = call.args;
     items_ = args.new_tokens * args.num_kv_heads;
     per_write_ = 1 + 2048 / args.head_size;
@@ -638,9 +746,7 @@ class Queue {
  private:
   template <typename M>
   void run(const Tile& tile, const Tile* following, MatrixTiles& matrices) const {
-    if constexpr (kHasMatrixTiles && std::is_same_v<typename M::Left, bf16>)
-      if (tile.queries * call_.group > kVectorRows) return TilePass<M, true>(call_, tile, matrices).run(following);
-    TilePass<M, false>(call_, tile, matrices).run(following);
+    TilePass<M, kHasMatrixTiles && std::is_same_v<typename M::Left, bf16>>(call_, tile, matrices).run(following);
   }
 
   const Tile* at(int64_t i) const { return i < static_cast<int64_t>(tiles_.size()) ? &tiles_[i] : nullptr; }
@@ -662,18 +768,17 @@ class Queue {
 
 template <typename M>
 void run_as(const AttentionArgs& args) {
-  Call call(args);
-  thread_local std::vector<Tile> tiles;
+  thread_local Plan plan;
   thread_local Arena arena;
-  int64_t floats, counters;
-  plan(args, call.partial_stride(), tiles, floats, counters);
-  arena.reserve(floats * 4 + counters * sizeof(std::atomic<int32_t>) + 128);
-  call.partials = arena.take<float>(floats);
-  call.counters = arena.take<std::atomic<int32_t>>(counters);
-  for (int64_t i = 0; i < counters; ++i) new (&call.counters[i]) std::atomic<int32_t>(0);
+  Call call(args, plan);
+  make_plan(args, call.partial_stride(), plan);
+  arena.reserve(plan.floats * 4 + plan.counters * sizeof(std::atomic<int32_t>) + 128);
+  call.partials = arena.take<float>(plan.floats);
+  call.counters = arena.take<std::atomic<int32_t>>(plan.counters);
+  for (int64_t i = 0; i < plan.counters; ++i) new (&call.counters[i]) std::atomic<int32_t>(0);
   int64_t work = 2 * args.new_tokens * args.num_kv_heads;
-  for (const Tile& tile : tiles) work += (tile.key_end - tile.key_begin) * tile.queries * call.group;
-  Queue queue(call, tiles);
+  for (const Tile& tile : plan.tiles) work += (tile.key_end - tile.key_begin) * call.rows(tile);
+  Queue queue(call);
   const int64_t threads = work * args.head_size < 32768 ? 1 : num_threads();
   parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) queue.drain<M>();

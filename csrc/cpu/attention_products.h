@@ -312,10 +312,67 @@ inline void multiply_values(MatrixTiles& t, const Rows<bf16> rows, const bf16* c
     });
   });
 }
+
+// The same for at most 16 rows, which one tile holds: tiles 0 to 3 sum four times 16 columns, 4 holds rows, 5 to 7
+// columns. ask() is called with each tile of columns, of which each is loaded once.
+constexpr int kSums = 4;
+
+// Calls f with the integral_constants from 0 to count - 1.
+template <typename F>
+void for_sums(int count, const F& f) {
+  const auto call = [&](auto index) {
+    if (index < count) f(index);
+  };
+  call(std::integral_constant<int, 0>());
+  call(std::integral_constant<int, 1>());
+  call(std::integral_constant<int, 2>());
+  call(std::integral_constant<int, 3>());
+}
+
+template <typename F, typename Ask>
+void add_few(MatrixTiles& t, int steps, int sums, const Rows<bf16>& rows, const F& columns, int64_t pair_stride,
+             const Ask& ask) {
+  for (int step = 0; step < steps; ++step) {
+    t.load<4>(rows.at + step * kMatrixInputs, rows.stride * 2);
+    for_sums(sums, [&](auto index) {
+      constexpr int i = decltype(index)::value, column = 5 + i % 3;
+      t.load<column>(columns(step, i), pair_stride * 2);
+      t.dot_bf16<i, 4, column>();
+      ask();
+    });
+  }
+}
+
+template <typename Ask>
+void multiply_keys_few(MatrixTiles& t, const Rows<bf16> rows, const bf16* const* groups, int used, const int depth,
+                       float* scores, const Ask& ask) {
+  for (int g = 0; g < used; g += kSums) {
+    const int count = std::min(kSums, used - g);
+    for_sums(count, [&](auto i) { t.zero<decltype(i)::value>(); });
+    const auto columns = [&](int step, int i) { return groups[g + i] + step * kGroup * kMatrixInputs; };
+    add_few(t, depth / kMatrixInputs, count, rows, columns, 2 * kGroup, ask);
+    for_sums(count, [&](auto i) { t.store<decltype(i)::value>(scores + (g + i) * kGroup, kMatrixChunk * 4); });
+  }
+}
+
+template <typename Ask>
+void multiply_values_few(MatrixTiles& t, const Rows<bf16> rows, const bf16* const* pairs, int used, const int columns,
+                         float* sums, const Ask& ask) {
+  const int steps = (used * kGroup + kMatrixInputs - 1) / kMatrixInputs;
+  for (int column = 0; column < columns; column += kSums * 16) {
+    const int count = std::min(kSums, (columns - column) / 16);
+    for_sums(count, [&](auto i) { t.load<decltype(i)::value>(sums + column + 16 * i, columns * 4); });
+    const auto values = [&](int step, int i) { return pairs[step] + (column + 16 * i) * 2; };
+    add_few(t, steps, count, rows, values, 2 * columns, ask);
+    for_sums(count, [&](auto i) { t.store<decltype(i)::value>(sums + column + 16 * i, columns * 4); });
+  }
+}
 #else
 constexpr bool kHasMatrixTiles = false;
 constexpr int kMatrixRows = 1, kMatrixInputs = 1;
-struct MatrixTiles {};
+struct MatrixTiles {
+  void set_rows(int) {}
+};
 #endif
 
 }  // namespace KERNELS::attention

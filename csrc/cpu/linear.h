@@ -188,11 +188,11 @@ struct Args {
 };
 
 // Writes one row of a unit from its sums and, when gated, its partner's.
-template <typename T, typename O>
+template <bool kGated, typename T, typename O>
 inline void finish(const Args<T, O>& a, int64_t row, int64_t unit, const vf* sums, const vf* partner) {
   const int64_t first = unit * kTile, count = std::min<int64_t>(kTile, a.n - first);
   O* out = a.out + row * a.out_stride + first;
-  if (a.gated()) {
+  if constexpr (kGated) {
     const T* second_bias = a.bias ? a.bias + a.n / 2 + first : nullptr;
     for (int i = 0; i < kVectors; ++i) {
       vf gate = sums[i], up = partner[i];
@@ -223,7 +223,13 @@ void run_rows(const Args<T, O>& a, int64_t unit, int64_t row) {
   vf sums[R][kVectors], partner[R][kVectors];
   tile_product<R>(sums, a.weights(unit), x, a.x_stride, a.k);
   if (a.gated()) tile_product<R>(partner, a.weights(unit + a.units()), x, a.x_stride, a.k);
-  for (int r = 0; r < R; ++r) finish(a, row + r, unit, sums[r], partner[r]);
+  for (int r = 0; r < R; ++r) {
+    if (a.gated()) {
+      finish<true>(a, row + r, unit, sums[r], partner[r]);
+    } else {
+      finish<false>(a, row + r, unit, sums[r], partner[r]);
+    }
+  }
 }
 
 // Fewer rows than a pass takes.
@@ -298,26 +304,54 @@ class Inputs {
 // How many weights to fetch ahead of those in use: tile loads alone leave most of the memory's bandwidth unused.
 constexpr int64_t kAhead = 4 * tiles::kInputs * kTile;
 
+// Some inputs: from a multiple of 32 on, so many.
+struct Depth {
+  int64_t begin, count;
+};
+
 // sums[32][32] = M times 16 rows of inputs by one tile of weights: tiles 0-3 sum, 4-5 hold inputs, 6-7 weights. A tile
-// register cannot be written before its readers are done, so that each is loaded anew right after its last use.
-// once: no other rows follow that use the weights, which come from memory.
-template <int M>
-inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64_t tile_row, const bf16* w, int64_t k,
-                       bool once) {
-  const Line* x0 = inputs.tile_row(tile_row);
-  const Line* x1 = inputs.tile_row(tile_row + M - 1);
-  constexpr int64_t kStride = 2 * kTile * sizeof(bf16);
-  t.zero<0>();
-  t.zero<1>();
-  if constexpr (M == 2) {
-    t.zero<2>();
-    t.zero<3>();
+// register cannot be written before its readers are done, so that each is loaded anew right after its last use. Where
+// the inputs are not the first, their products are added to the sums.
+// kOnce: no other rows follow that use the weights, which come from memory; else weights are what shall stay in the
+// first-level cache.
+template <int M, bool kOnce>
+inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64_t tile_row, const bf16* w,
+                       Depth depth) {
+  const int64_t k = depth.count, first = depth.begin / tiles::kInputs * tiles::kTileRows;
+  const Line* x0 = inputs.tile_row(tile_row) + first;
+  const Line* x1 = inputs.tile_row(tile_row + M - 1) + first;
+  constexpr int64_t kStride = 2 * kTile * sizeof(bf16), kHalf = tiles::kTileRows, kSums = kTile * sizeof(float);
+  w += depth.begin * kTile;
+  if (depth.begin) {
+    t.load<0>(sums, kSums);
+    t.load<1>(sums + kHalf, kSums);
+    if constexpr (M == 2) {
+      t.load<2>(sums + kHalf * kTile, kSums);
+      t.load<3>(sums + kHalf * kTile + kHalf, kSums);
+    }
+  } else {
+    t.zero<0>();
+    t.zero<1>();
+    if constexpr (M == 2) {
+      t.zero<2>();
+      t.zero<3>();
+    }
   }
+  const auto load_inputs = [&](auto index, const Line* from) {
+    constexpr int i = decltype(index)::value;
+    if constexpr (kOnce) {
+      t.load<4 + i>(from, sizeof(Line));
+    } else {
+      t.load_passing<4 + i>(from, sizeof(Line));
+    }
+  };
+  constexpr std::integral_constant<int, 0> upper;
+  constexpr std::integral_constant<int, 1> lower;
   const auto load = [&](const bf16* weights) {
-    t.load<4>(x0, sizeof(Line));
+    load_inputs(upper, x0);
     t.load<6>(weights, kStride);
     t.load<7>(weights + kTile, kStride);
-    if constexpr (M == 2) t.load<5>(x1, sizeof(Line));
+    if constexpr (M == 2) load_inputs(lower, x1);
   };
   const auto multiply = [&] {
     t.dot_bf16<0, 4, 6>();
@@ -333,19 +367,19 @@ inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64
   if (steps) {
     load(w);
     for (int64_t step = 1; step < steps; ++step) {
-      if (once)
+      if constexpr (kOnce)
         for (int64_t i = 0; i < tiles::kInputs * kTile; i += tiles::kInputs) __builtin_prefetch(w + kAhead + i, 0, 3);
       w += tiles::kInputs * kTile;
       x0 += tiles::kTileRows;
       x1 += tiles::kTileRows;
       t.dot_bf16<0, 4, 6>();
       t.dot_bf16<1, 4, 7>();
-      t.load<4>(x0, sizeof(Line));
+      load_inputs(upper, x0);
       if constexpr (M == 2) t.dot_bf16<2, 5, 6>();
       t.load<6>(w, kStride);
       if constexpr (M == 2) t.dot_bf16<3, 5, 7>();
       t.load<7>(w + kTile, kStride);
-      if constexpr (M == 2) t.load<5>(x1, sizeof(Line));
+      if constexpr (M == 2) load_inputs(lower, x1);
     }
     multiply();
     w += tiles::kInputs * kTile;
@@ -356,50 +390,85 @@ inline void tile_block(tiles::Tiles& t, float* sums, const Inputs& inputs, int64
     load(last);
     multiply();
   }
-  constexpr int64_t kHalf = tiles::kTileRows;
-  t.store<0>(sums, kTile * sizeof(float));
-  t.store<1>(sums + kHalf, kTile * sizeof(float));
+  t.store<0>(sums, kSums);
+  t.store<1>(sums + kHalf, kSums);
   if constexpr (M == 2) {
-    t.store<2>(sums + kHalf * kTile, kTile * sizeof(float));
-    t.store<3>(sums + kHalf * kTile + kHalf, kTile * sizeof(float));
+    t.store<2>(sums + kHalf * kTile, kSums);
+    t.store<3>(sums + kHalf * kTile + kHalf, kSums);
   }
 }
 
 constexpr int64_t kPair = 2 * tiles::kTileRows;  // rows that share a load of the weights
+constexpr int64_t kManyPairs = 4;                // of rows, from which on sums are kept between parts of the inputs
+constexpr int64_t kFirstLevelInputs = 576;       // for which a tile of weights stays in that cache
+
+struct alignas(64) Sums {
+  float values[kPair * kTile];
+};
 
 // What a unit is multiplied by: its tile of weights and, when gated, its partner's.
 struct UnitWeights {
   const bf16 *own, *partner;
 };
 
+// sums: [1 or, when gated, 2][kPair][kTile], of these rows from inputs before `depth`.
 template <int M, typename O>
 void run_tile_rows(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, UnitWeights weights, int64_t unit,
-                   int64_t row, int64_t count) {
-  alignas(64) float sums[M * tiles::kTileRows * kTile], partner[M * tiles::kTileRows * kTile];
+                   int64_t row, int64_t count, Depth depth, float* sums) {
+  float* partner = sums + kPair * kTile;
   const int64_t tile_row = row / tiles::kTileRows;
-  const bool once = a.rows <= kPair;
-  tile_block<M>(t, sums, inputs, tile_row, weights.own, a.k, once);
-  if (a.gated()) tile_block<M>(t, partner, inputs, tile_row, weights.partner, a.k, once);
-  for (int64_t r = 0; r < count; ++r) {
-    vf values[kVectors], others[kVectors];
-    for (int i = 0; i < kVectors; ++i) {
-      values[i] = load(sums + r * kTile + i * kLanes);
-      if (a.gated()) others[i] = load(partner + r * kTile + i * kLanes);
+  const auto multiply = [&](float* to, const bf16* by) {
+    if (a.rows <= kPair) {
+      tile_block<M, true>(t, to, inputs, tile_row, by, depth);
+    } else {
+      tile_block<M, false>(t, to, inputs, tile_row, by, depth);
     }
-    finish(a, row + r, unit, values, others);
+  };
+  multiply(sums, weights.own);
+  if (a.gated()) multiply(partner, weights.partner);
+  if (depth.begin + depth.count < a.k) return;
+  if (a.gated()) {
+    for (int64_t r = 0; r < count; ++r) {
+      vf values[kVectors], others[kVectors];
+      for (int i = 0; i < kVectors; ++i) {
+        values[i] = load(sums + r * kTile + i * kLanes);
+        others[i] = load(partner + r * kTile + i * kLanes);
+      }
+      finish<true>(a, row + r, unit, values, others);
+    }
+  } else if (!a.bias && unit * kTile + kTile <= a.n) {
+    O* out = a.out + row * a.out_stride + unit * kTile;
+    for (int64_t r = 0; r < count; ++r, out += a.out_stride)
+      for (int i = 0; i < kVectors; ++i) store(out + i * kLanes, load(sums + r * kTile + i * kLanes));
+  } else {
+    for (int64_t r = 0; r < count; ++r) {
+      vf values[kVectors];
+      for (int i = 0; i < kVectors; ++i) values[i] = load(sums + r * kTile + i * kLanes);
+      finish<false>(a, row + r, unit, values, nullptr);
+    }
   }
 }
 
-// Rows [row, end) of one unit; row is a multiple of 16.
+// Rows [begin, end) of one unit; begin is a multiple of 16. Many rows all pass by as many weights as stay in the
+// first-level cache, then by the next ones.
 template <typename O>
 void run_unit(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, UnitWeights weights, int64_t unit,
-              int64_t row, int64_t end) {
-  for (; row < end; row += kPair) {
-    const int64_t count = std::min(kPair, end - row);
-    if (count > tiles::kTileRows) {
-      run_tile_rows<2>(t, a, inputs, weights, unit, row, count);
-    } else {
-      run_tile_rows<1>(t, a, inputs, weights, unit, row, count);
+              int64_t begin, int64_t end) {
+  const int64_t pairs = Inputs::ceil_div(end - begin, kPair), per_pair = (1 + a.gated()) * kPair * kTile;
+  const int64_t cuts = pairs >= kManyPairs ? Inputs::ceil_div(a.k, kFirstLevelInputs) : 1;
+  const int64_t each = Inputs::ceil_div(a.k, cuts * tiles::kInputs) * tiles::kInputs;
+  static thread_local std::vector<Sums> scratch;
+  if (static_cast<int64_t>(scratch.size()) < 2 * (cuts > 1 ? pairs : 1)) scratch.resize(2 * pairs);
+  for (Depth depth{0, 0}; depth.begin < a.k; depth.begin += depth.count) {
+    depth.count = std::min(each, a.k - depth.begin);
+    for (int64_t i = 0; i < pairs; ++i) {
+      const int64_t row = begin + i * kPair, count = std::min(kPair, end - row);
+      float* sums = scratch[0].values + (cuts > 1 ? i * per_pair : 0);
+      if (count > tiles::kTileRows) {
+        run_tile_rows<2>(t, a, inputs, weights, unit, row, count, depth, sums);
+      } else {
+        run_tile_rows<1>(t, a, inputs, weights, unit, row, count, depth, sums);
+      }
     }
   }
 }
@@ -458,7 +527,9 @@ void run_tiles(const Args<bf16, O>& a) {
   Inputs inputs(a.rows, a.k);
   inputs.copy(a.x, a.rows, a.k, a.x_stride);
   run_tiles(a, inputs, [&] {
-    return [&](int64_t unit) { return UnitWeights{a.weights(unit), a.gated() ? a.weights(unit + a.units()) : nullptr}; };
+    return [&](int64_t unit) {
+      return UnitWeights{a.weights(unit), a.gated() ? a.weights(unit + a.units()) : nullptr};
+    };
   });
 }
 #endif

@@ -12,6 +12,8 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace KERNELS::tiles {
@@ -48,13 +50,19 @@ static_assert(sizeof(Config) == 64);
 // AT&T operand order: last the destination, before it A, first B.
 class Tiles {
  public:
-  Tiles() {
-    static constexpr Config config;
-    asm volatile("ldtilecfg %0" ::"m"(config));
-  }
+  Tiles() { set_rows(kTileRows); }
   ~Tiles() { asm volatile("tilerelease" ::: "memory"); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
+
+  // How many rows tiles 0 to 4 have, so that no more are loaded and stored. Clears all tiles when it changes.
+  void set_rows(int rows) {
+    if (rows == rows_) return;
+    Config config;
+    std::fill(config.rows, config.rows + 5, static_cast<uint8_t>(rows));
+    asm volatile("ldtilecfg %0" ::"m"(config));
+    rows_ = rows;
+  }
 
   template <int T>
   void zero() {
@@ -63,6 +71,11 @@ class Tiles {
   template <int T>
   void load(const void* from, int64_t stride_bytes) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(T) : "memory");
+  }
+  // Likewise what is not needed again soon: it takes no room from the rest of the first-level cache.
+  template <int T>
+  void load_passing(const void* from, int64_t stride_bytes) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride_bytes), "i"(T) : "memory");
   }
   template <int T>
   void store(void* to, int64_t stride_bytes) {
@@ -79,6 +92,7 @@ class Tiles {
 
  private:
   FlushDenormals flush_;  // for the code around the tiles
+  int rows_ = 0;
 };
 
 #else
@@ -86,6 +100,7 @@ class Tiles {
 class Tiles {
  public:
   Tiles() = default;
+  void set_rows(int rows) { rows_ = rows; }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
@@ -95,18 +110,22 @@ class Tiles {
   }
   template <int T>
   void load(const void* from, int64_t stride_bytes) {
-    for (int r = 0; r < kTileRows; ++r)
+    for (int r = 0; r < rows<T>(); ++r)
       std::memcpy(data_[T][r], static_cast<const char*>(from) + r * stride_bytes, kTileBytes);
   }
   template <int T>
+  void load_passing(const void* from, int64_t stride_bytes) {
+    load<T>(from, stride_bytes);
+  }
+  template <int T>
   void store(void* to, int64_t stride_bytes) {
-    for (int r = 0; r < kTileRows; ++r)
+    for (int r = 0; r < rows<T>(); ++r)
       std::memcpy(static_cast<char*>(to) + r * stride_bytes, data_[T][r], kTileBytes);
   }
   template <int C, int A, int B>
   void dot_bf16() {
     using namespace simd;
-    for (int m = 0; m < kTileRows; ++m)
+    for (int m = 0; m < rows<C>(); ++m)
       for (int n = 0; n < kTileBytes; n += 4 * kLanes) {
         vf even{}, odd{}, total;
         for (int p = 0; p < kTileRows; ++p) {
@@ -124,7 +143,7 @@ class Tiles {
   }
   template <int C, int A, int B>
   void dot_s8u8() {
-    for (int m = 0; m < kTileRows; ++m)
+    for (int m = 0; m < rows<C>(); ++m)
       for (int n = 0; n < kTileBytes; n += 4) {
         int32_t total;
         std::memcpy(&total, data_[C][m] + n, 4);
@@ -136,7 +155,13 @@ class Tiles {
   }
 
  private:
+  template <int T>
+  int rows() const {
+    return T < 5 ? rows_ : kTileRows;
+  }
+
   FlushDenormals flush_;
+  int rows_ = kTileRows;
   alignas(64) uint8_t data_[8][kTileRows][kTileBytes];
 };
 

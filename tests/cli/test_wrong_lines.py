@@ -97,10 +97,10 @@ SERVE: list[tuple[str, str]] = [
     # what this build has not
     ("M --quantization awq", "--quantization awq: Quantized checkpoints other than GGUF are not implemented yet"),
     ("M -tp 2", "--tensor-parallel-size 2: Tensor and pipeline parallel workers are not implemented yet; leave"),
+    ("M --lora-modules a=b", "LoRA adapters are not implemented yet; leave the flag out"),
     ("M --enable-lora", "--enable-lora: LoRA adapters are not implemented yet; leave the flag out"),
     ("M --runner pooling", "--runner pooling: Pooling models are not implemented yet; auto, generate work"),
     ("M --enable-sleep-mode", "--enable-sleep-mode: Sleeping engines exist only on a GPU; leave the flag out on a CPU"),
-    ("M --no-disable-cascade-attn", "--no-disable-cascade-attn: there is no cascade attention to switch on"),
     ("M --swap-space 8", "--swap-space 8.0: preempted requests are computed again, never swapped out"),
     ("M -cc.mode=3", "--compilation-config.mode 3: Compiled models are not implemented yet; 0 works; use mode 0"),
     ("M --spec-model X --api-server-count 1", "--spec-model X: Speculative decoding methods are not implemented yet"),

@@ -24,6 +24,25 @@ def test_an_unknown_argument_is_refused_with_the_nearest_ones():
         EngineArgs(max_modle_len=5)
 
 
+def test_an_unbuilt_grammar_library_is_refused_and_the_others_are_named(make_model):
+    args = EngineArgs(model=str(make_model()), structured_outputs_config={"backend": "outlines"})
+    with refused("structured-outputs-config.backend outlines: .*xgrammar, guidance work"):
+        args.create_engine_config()
+
+
+def test_xgrammar_is_refused_where_it_is_not_installed(make_model, monkeypatch):
+    monkeypatch.setattr("vllm_clone.engine.arg_utils.has_xgrammar", lambda: False)
+    args = EngineArgs(model=str(make_model()), structured_outputs_config={"backend": "xgrammar"})
+    with refused("pip install 'vllm-clone\\[xgrammar\\]' or use guidance"):
+        args.create_engine_config()
+
+
+@pytest.mark.parametrize("key", ["disable_any_whitespace", "disable_additional_properties", "enable_in_reasoning"])
+def test_switches_of_structured_outputs_are_taken(make_model, key):
+    args = EngineArgs(model=str(make_model()), structured_outputs_config={"backend": "guidance", key: True})
+    assert getattr(args.create_engine_config().structured_outputs_config, key) is True
+
+
 def test_numbers_may_come_as_text_and_models_as_paths():
     args = EngineArgs(model=Path("/m"), max_model_len="4k", gpu_memory_utilization="0.5")
     assert args.values == {"model": "/m", "max_model_len": 4000, "gpu_memory_utilization": 0.5}

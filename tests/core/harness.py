@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections import Counter
 
-from vllm_clone.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm_clone.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm_clone.config.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheSpec, SlidingWindowSpec
 from vllm_clone.core.request import Request, RequestStatus
 from vllm_clone.core.sched.scheduler import Scheduler
@@ -42,6 +42,7 @@ def make_scheduler(
     reserve_full: bool = True,
     watermark: float = 0.0,
     hash_algo: str = "xxhash",
+    device: str = "auto",
 ) -> Scheduler:
     config = VllmConfig(
         model_config=ModelConfig(max_model_len=max_model_len),
@@ -55,6 +56,7 @@ def make_scheduler(
             scheduler_reserve_full_isl=reserve_full,
             watermark=watermark,
         ),
+        device_config=DeviceConfig(device=device),  # type: ignore[arg-type]
     )
     ticks = itertools.count()
     return Scheduler(config, kv_config(num_blocks, *(specs or (full(),))), clock=lambda: float(next(ticks)))

@@ -36,6 +36,16 @@ def test_running_requests_come_first_and_prompts_take_what_is_left() -> None:
     assert len(run.tokens["c"]) == 1
 
 
+def test_a_step_that_is_large_enough_takes_in_no_further_prompt() -> None:
+    run = engine(budget=2048, max_model_len=2048, num_blocks=2000, caching=False, device="cpu")
+    for i in range(4):
+        run.add(core_request(f"r{i}", unique(i, 300)))
+    assert run.step().num_scheduled_tokens == {"r0": 300, "r1": 300}
+    assert run.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 300, "r3": 300}
+    run.add(core_request("long", unique(5, 1500)))
+    assert run.step().num_scheduled_tokens["long"] == 1500
+
+
 def test_no_more_requests_run_than_max_num_seqs() -> None:
     run = engine(max_num_seqs=2)
     for i in range(4):

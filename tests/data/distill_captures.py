@@ -20,7 +20,7 @@ OUT = Path(__file__).parent / "http"
 
 EOS = 1
 """End-of-sequence id of the recorded server's tokenizer."""
-GOLDEN = ("01", "02", "03", "04", "05", "06", "08", "10", "11", "12", "30", "31", "50")
+GOLDEN = ("01", "02", "03", "04", "05", "06", "07", "08", "10", "11", "12", "30", "31", "50")
 ERRORS = ("40", "41", "42", "43")
 FOREIGN_PATHS = ("/v1/messages", "/v1/responses")
 """Endpoints of later issues inside captures of this one."""
@@ -111,7 +111,7 @@ def script(request: Any, answer: Any, tokenizer: Tokenizer) -> list[list[int]]:
         text = choice["message"]["content"] or "" if "message" in choice else choice["text"]
         text = text.removeprefix(_echoed(request)) if not choice.get("token_ids") else text
         count = answer["usage"]["completion_tokens"] if len(choices) == 1 else None
-        out.append(_said(choice, [text], tokenizer, count))
+        out.append(_said(choice, [text], tokenizer, count, request))
     return out
 
 
@@ -136,7 +136,7 @@ def stream_script(request: Any, events: list[Any], tokenizer: Tokenizer) -> list
     for index, pieces in sorted(texts.items()):
         count = None if whole else len(pieces)
         choice = last[index] | {"token_ids": ids[index]}
-        out.append(_said(choice, pieces, tokenizer, count))
+        out.append(_said(choice, pieces, tokenizer, count, request))
     return out
 
 
@@ -147,7 +147,9 @@ def _echoed(request: dict[str, Any]) -> str:
     return request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
 
 
-def _said(choice: dict[str, Any], pieces: list[str], tokenizer: Tokenizer, count: int | None) -> list[int]:
+def _said(
+    choice: dict[str, Any], pieces: list[str], tokenizer: Tokenizer, count: int | None, request: Any
+) -> list[int]:
     """The ids behind a text that came in ``pieces``, ``count`` of them when that is known."""
     if choice.get("token_ids"):
         return list(choice["token_ids"])
@@ -160,6 +162,13 @@ def _said(choice: dict[str, Any], pieces: list[str], tokenizer: Tokenizer, count
     if count is not None and len(ids) != count and choice["finish_reason"] == "length":
         # The engine said in several tokens what the tokenizer takes for one.
         ids = next((ids for ids in (encode(pieces), encode(text)) if len(ids) == count), ids)
+    if count is not None and (
+        "structured_outputs" in request or "response_format" in request
+    ):  # a grammar makes the engine say rarer tokens than the tokenizer
+        while len(ids) < count - (choice["finish_reason"] == "stop"):
+            at = next(i for i, one in enumerate(ids) if len(tokenizer.decode([one])) > 1)
+            whole = tokenizer.decode([ids[at]])
+            ids[at : at + 1] = encode([whole[:1], whole[1:]])
     if isinstance(stop, str):
         ids += [] if text.endswith(stop) else tokenizer.encode(stop, add_special_tokens=False)
     elif isinstance(stop, int):

@@ -1,5 +1,7 @@
 """The examples run as they stand in the repository."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,14 @@ def test_openai_client(smollm2: Server) -> None:
     at_once, streamed = out.strip().split("streamed: ")
     assert "Paris" in at_once
     assert streamed.strip() == at_once.removeprefix("at once: ").strip()
+
+
+def test_structured_outputs() -> None:
+    choice, date, person, sentence = _run(str(EXAMPLES / "structured_outputs.py"), smollm2_gguf()).splitlines()[-4:]
+    assert choice.endswith(("→ positive", "→ negative"))
+    assert re.search(r"→ \d{4}-\d\d-\d\d$", date)
+    assert set(json.loads(person.partition("→ ")[2])) == {"name", "age"}
+    assert sentence.endswith("years old")
 
 
 def test_offline() -> None:

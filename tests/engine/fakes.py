@@ -76,6 +76,7 @@ class FakeExecutor(Executor):
         self._requests: dict[str, NewRequest] = {}
         self._history: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}
+        self._masks: dict[str, bytes] = {}
         self.is_shut_down = False
 
     def load_model(self) -> None:
@@ -104,6 +105,7 @@ class FakeExecutor(Executor):
             self._requests[new.req_id] = new
             self._history[new.req_id] = list(new.token_ids)
             self._computed[new.req_id] = new.num_computed_tokens
+        self._masks = masks_of(step)
         output = ModelRunnerOutput({})
         for request_id, count in step.num_scheduled_tokens.items():
             self._computed[request_id] += count
@@ -124,7 +126,7 @@ class FakeExecutor(Executor):
             raise RuntimeError("the fake model crashed")
         if history[0] == HANG:
             _wait_for_writer(self._fake["fifo"])
-        token = next_id(history, request.num_prompt_tokens)
+        token = self._permitted(request_id, next_id(history, request.num_prompt_tokens))
         history.append(token)
         output.sampled_token_ids[request_id] = [token]
         top = request.sampling_params.logprobs
@@ -135,10 +137,26 @@ class FakeExecutor(Executor):
             rows = [[i] for i in history[1 : request.num_prompt_tokens]]
             output.prompt_logprobs[request_id] = LogprobRows(rows, [[-1.0]] * len(rows), [3] * len(rows))
 
+    def _permitted(self, request_id: str, token: int) -> int:
+        """``token``, or the first one that the request's grammar allows instead."""
+        words = self._masks.get(request_id)
+        if words is None or words[token >> 3] >> (token & 7) & 1:
+            return token
+        return next(i for i in range(8 * len(words)) if words[i >> 3] >> (i & 7) & 1)
+
     def _forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
         self._history.pop(request_id, None)
         self._computed.pop(request_id, None)
+
+
+def masks_of(step: SchedulerOutput) -> dict[str, bytes]:
+    """The grammars' masks by request: bit v % 8 of byte v // 8 allows token v."""
+    masks = step.grammar
+    if masks is None:
+        return {}
+    size = len(masks.words) // len(masks.req_ids)
+    return {name: bytes(masks.words[i * size : (i + 1) * size]) for i, name in enumerate(masks.req_ids)}
 
 
 def _wait_for_writer(fifo: str) -> None:

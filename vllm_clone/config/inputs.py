@@ -250,8 +250,16 @@ class StructuredOutputsConfig:
         "", "Python file imported to register more reasoning parsers.", support=later("Reasoning parsers")
     )
     backend: Literal["auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"] = json_key(
-        "auto", "Library that compiles grammars."
+        "auto",
+        (
+            "Library that compiles grammars: xgrammar (pip install 'vllm-clone[xgrammar]') or guidance; auto takes "
+            "the faster one that is installed and can."
+        ),
+        support=later("Other grammar libraries", "use guidance or xgrammar"),
+        working=("xgrammar", "guidance"),
     )
     disable_any_whitespace: bool = json_key(False, "No free whitespace in JSON.")
-    disable_additional_properties: bool = json_key(False, "No JSON properties beyond the schema's.")
+    disable_additional_properties: bool = json_key(
+        False, "No JSON properties beyond the schema's, unless it allows them; only guidance ever has them."
+    )
     enable_in_reasoning: bool = json_key(False, "Constrain the chain of thought too.")

@@ -122,8 +122,9 @@ class ModelConfig:
     )
     disable_cascade_attn: bool = flag(
         True,
-        "Shared-prefix (cascade) attention is off by default; the negated form opts in.",
-        support=not_here("there is no cascade attention to switch on"),
+        "The negated form has decoding requests read a prefix that they share together, as is always done on a CPU.",
+        support=not_here("on a CPU that changes no bit of an answer"),
+        working=(False,),
     )
     skip_tokenizer_init: bool = flag(False, "Load no tokenizer; prompts are token ids and no text comes back.")
     enable_prompt_embeds: bool = flag(

@@ -78,7 +78,7 @@ class VllmConfig:
     )
     mamba_config: MambaConfig = field(default_factory=MambaConfig)
     structured_outputs_config: StructuredOutputsConfig = group_flag(
-        StructuredOutputsConfig, "Settings of structured outputs as a JSON object.", support=later("Structured outputs")
+        StructuredOutputsConfig, "Settings of structured outputs as a JSON object."
     )
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     cache_config: CacheConfig = field(default_factory=CacheConfig)

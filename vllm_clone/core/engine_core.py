@@ -13,6 +13,7 @@ from vllm_clone.core.cost import CostModel
 from vllm_clone.core.kv_cache.manager import KVCacheManager
 from vllm_clone.core.kv_events import KVEventPublisher
 from vllm_clone.core.sched.scheduler import Scheduler
+from vllm_clone.core.structured_output.manager import GrammarManager
 from vllm_clone.errors import ConfigError
 from vllm_clone.executor.base import Executor
 from vllm_clone.logger import init_logger
@@ -57,6 +58,7 @@ class EngineCore:
             named = config.scheduler_config.scheduler_cls
             scheduler_class: type[Scheduler] = import_named("--scheduler-cls", named) if named else Scheduler
             self.scheduler = scheduler_class(config, self.kv_cache_config)
+            self.grammars = self.scheduler.grammars = GrammarManager(config)
             options = kv_events_options(config.kv_events_config)
             self._publisher = KVEventPublisher(options) if options is not None else None
         except BaseException:
@@ -92,7 +94,16 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
+        """Whether a step would do anything. Requests that wait for their grammar alone are no work."""
         return self.scheduler.has_work
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.scheduler.num_unfinished
+
+    def wait_for_grammars(self) -> None:
+        """Return when a step would do something, or nothing is left to do: only grammars can be what is missing."""
+        self.grammars.wait(lambda: self.has_work or not self.num_unfinished)
 
     def step(self) -> dict[int, EngineCoreOutputs]:
         """Schedule, execute, take in the results.
@@ -101,6 +112,8 @@ class EngineCore:
             Outputs per client index; client 0 is also told the scheduler's state when statistics are on.
         """
         work = self.scheduler.schedule()
+        if self.scheduler.constrained:
+            work.grammar = self.grammars.masks(work, self.scheduler.constrained)
         if self._cost_model is not None:
             self._add_costs(self._cost_model, work)
         result = self.executor.execute_model(work)
@@ -118,7 +131,12 @@ class EngineCore:
             first.scheduler_stats = self._make_stats()
         return outputs
 
+    def use_idle_time(self) -> bool:
+        """Do a few milliseconds of what can be done ahead of requests; whether there is more to do."""
+        return self.executor.use_idle_time()
+
     def shutdown(self) -> None:
+        self.grammars.close()
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None

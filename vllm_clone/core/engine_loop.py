@@ -34,7 +34,9 @@ class EngineLoop:
     def __init__(self, core: EngineCore, send: Send) -> None:
         self._core = core
         self._send = send
-        self._inbox: queue.SimpleQueue[ToEngine | BaseException] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | BaseException | None] = queue.SimpleQueue()
+        """None only wakes the loop."""
+        core.grammars.on_compiled = lambda: self._inbox.put(None)
         self._stop_at: float | None = None
         """Monotonic time at which what still runs is aborted; None while the engine is not shutting down."""
 
@@ -50,25 +52,44 @@ class EngineLoop:
         while True:
             self._take_messages()
             if self._stop_at is not None:
-                if core.scheduler.num_unfinished and time.monotonic() >= self._stop_at:
+                if core.num_unfinished and time.monotonic() >= self._stop_at:
                     core.scheduler.abort_all()
-                if not core.has_work:
+                if not core.has_work and not core.num_unfinished:
                     return
             if core.has_work:
                 for client, outputs in core.step().items():
                     self._send(client, outputs)
 
     def _take_messages(self) -> None:
-        block = not self._core.has_work and self._stop_at is None
+        while self._patience()[0] and self._inbox.empty() and self._core.use_idle_time():
+            pass
+        block, timeout = self._patience()
         while True:
             try:
-                message = self._inbox.get(block)
+                message = self._inbox.get(block, timeout)
             except queue.Empty:
+                if timeout is not None:
+                    self._core.grammars.expire()
                 return
             self._handle(message)
             block = False
 
-    def _handle(self, message: ToEngine | BaseException) -> None:
+    def _patience(self) -> tuple[bool, float | None]:
+        """Whether to wait for a message, and how many seconds at most."""
+        core = self._core
+        if core.has_work or (self._stop_at is not None and not core.num_unfinished):
+            return False, None
+        if not core.num_unfinished:
+            return True, None
+        # All that is left waits for grammars, which wake the loop, or are given up.
+        limits = [core.grammars.seconds_to_expiry]
+        if self._stop_at is not None:
+            limits.append(max(self._stop_at - time.monotonic(), 0.0))
+        return True, min((limit for limit in limits if limit is not None), default=None)
+
+    def _handle(self, message: ToEngine | BaseException | None) -> None:
+        if message is None:
+            return
         if isinstance(message, EngineCoreRequest):
             self._add(message)
         elif isinstance(message, AbortRequests):

@@ -4,16 +4,18 @@ import enum
 import time
 
 from vllm_clone.core.kv_cache.hashing import BlockHash, Hasher
+from vllm_clone.core.structured_output.grammar import RequestGrammar
 from vllm_clone.messages import EngineCoreEvent, EngineCoreRequest, EventType, FinishReason, LogprobRows
 
 
 class RequestStatus(enum.IntEnum):
     """Waiting states come first, finished ones last, so that "finished" is a comparison."""
 
-    WAITING = 0
-    PREEMPTED = 1
-    RUNNING = 2
-    FINISHED = 3
+    WAITING_FOR_GRAMMAR = 0
+    WAITING = 1
+    PREEMPTED = 2
+    RUNNING = 3
+    FINISHED = 4
 
 
 class BlockHasher:
@@ -45,6 +47,7 @@ class Request:
         "eos_token_id",
         "events",
         "finish_reason",
+        "grammar",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -88,6 +91,8 @@ class Request:
         self.events: list[EngineCoreEvent] = []
         self.prompt_logprobs: LogprobRows | None = None
         """Rows of the prompt chunks computed so far, until the first output carries them away."""
+        self.grammar: RequestGrammar | None = None
+        """What the output must follow; survives a preemption, as the outputs do."""
         self._hasher = hasher
         self.block_hashes: list[BlockHash] = []
         self._extend_hashes()

@@ -17,6 +17,7 @@ from vllm_clone.config.kv_cache import kv_dtype_name
 from vllm_clone.config.kv_events import kv_events_options
 from vllm_clone.config.model import Dtype
 from vllm_clone.config.profiler import profiler_options
+from vllm_clone.core.structured_output.spec import has_xgrammar
 from vllm_clone.errors import ConfigError
 from vllm_clone.hub import load_generation_config, load_hf_config, read_json, resolve_model, resolve_tokenizer
 from vllm_clone.hub.files import ModelFiles
@@ -127,6 +128,7 @@ class EngineArgs:
         _resolve_graphs(config)
         _check_observability(config)
         _check_loader(config)
+        _check_structured_outputs(config)
         return config
 
     def unresolved(self) -> VllmConfig:
@@ -264,6 +266,14 @@ def _check_loader(config: VllmConfig) -> None:
     profiler_options(config.profiler_config)
     if kv_events_options(config.kv_events_config) is not None and not config.cache_config.enable_prefix_caching:
         raise ConfigError("--kv-events-config: tells of the prefix cache; leave --no-enable-prefix-caching out.")
+
+
+def _check_structured_outputs(config: VllmConfig) -> None:
+    if config.structured_outputs_config.backend == "xgrammar" and not has_xgrammar():
+        raise ConfigError(
+            "--structured-outputs-config.backend xgrammar: the package is not installed; pip install "
+            "'vllm-clone[xgrammar]' or use guidance."
+        )
 
 
 def _check_observability(config: VllmConfig) -> None:

@@ -138,6 +138,8 @@ class AsyncLLM:
         self._admit()
         if isinstance(prompt, str) and len(prompt) > INLINE_CHARS:
             prompt = TokensPrompt(await asyncio.to_thread(self._encode, prompt, sampling_params), prompt)
+        if sampling_params.structured_outputs is not None:
+            await asyncio.to_thread(self.input_processor.check_grammar, sampling_params)
         return self.input_processor.process(
             request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from vllm_clone import envs
 from vllm_clone.config import VllmConfig
 from vllm_clone.config.named_code import import_named
+from vllm_clone.engine.grammar_check import GrammarChecker
 from vllm_clone.engine.inputs import ProcessedRequest, PromptType, TokensPrompt
 from vllm_clone.errors import RequestError
 from vllm_clone.messages import EngineCoreRequest
@@ -40,6 +41,7 @@ class InputProcessor:
         named = model.logits_processors or []
         checks = [getattr(import_named("--logits-processors", name), "validate_params", None) for name in named]
         self._checks: list[Callable[[SamplingParams], None]] = [check for check in checks if check is not None]
+        self._grammars = GrammarChecker(config.structured_outputs_config)
         self._seeds = random.Random(f"{model.seed}/{client_index}" if client_index else model.seed)
 
     @property
@@ -63,13 +65,18 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        grammar_begins_after: list[int] | None = None,
     ) -> ProcessedRequest:
         """Validate, tokenize and resolve one request; ``params`` stay as they are.
+
+        ``grammar_begins_after``: ids that end a chain of thought, to which structured outputs do not apply; None
+        when the answer begins at once.
 
         Raises:
             RequestError: the request cannot be served.
         """
         params.verify()
+        self.check_grammar(params)
         text, ids = self._prompt(prompt, params)
         self._check_prompt(ids)
         params = self._resolve(params, len(ids))
@@ -84,9 +91,22 @@ class InputProcessor:
                     arrival_time=request.arrival_time,
                     priority=priority,
                     cache_salt=cache_salt,
+                    grammar_begins_after=grammar_begins_after,
                 )
             )
         return request
+
+    def check_grammar(self, params: SamplingParams) -> None:
+        """Refuse structured outputs that cannot be compiled. Slow for a grammar that is new and large.
+
+        Raises:
+            RequestError: says what is wrong and where.
+        """
+        if params.structured_outputs is None:
+            return
+        if self._tokenizer is None:
+            raise RequestError("Structured outputs need a tokenizer; this server has none (--skip-tokenizer-init).")
+        self._grammars.check(params.structured_outputs)
 
     # ---- the prompt ----
 

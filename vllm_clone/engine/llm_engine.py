@@ -78,6 +78,8 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """One engine step; what it brought, by output kind. A failed request has finish reason ``error`` and the
         cause as its stop reason."""
+        if not self._ready_outputs:
+            self.core.wait_for_grammars()
         if self.core.has_work:
             for batch in self.core.step().values():
                 self._process(batch.outputs, batch.timestamp)

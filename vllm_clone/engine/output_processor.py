@@ -122,7 +122,7 @@ class OutputProcessor:
             to_abort.append(output.request_id)
         if output.finish_reason is FinishReason.ERROR:
             message = output.error or "The engine could not finish this request."
-            to_abort += self._fail(state, RequestError(message, kind="internal"))
+            to_abort += self._fail(state, RequestError(message, kind=output.error_kind))
             return
         state.deliver(sequence)
         if sequence.is_finished:

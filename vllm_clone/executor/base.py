@@ -38,6 +38,10 @@ class Executor(ABC):
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step and wait for its result."""
 
+    def use_idle_time(self) -> bool:
+        """Do a few milliseconds of what can be done ahead of requests; whether there is more to do."""
+        return False
+
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:

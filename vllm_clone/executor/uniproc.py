@@ -65,6 +65,9 @@ class UniProcExecutor(Executor):
     ) -> list[Any]:
         return [getattr(self.worker, method)(*args, **(kwargs or {}))]
 
+    def use_idle_time(self) -> bool:
+        return self.worker.use_idle_time()
+
     def check_health(self) -> None:
         # The worker is this process: whoever can call this finds it alive, unless it was shut down.
         _ = self.worker

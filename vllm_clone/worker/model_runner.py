@@ -15,10 +15,11 @@ from vllm_clone.sample import Sampler
 from vllm_clone.sample.logits_processor import ProcessorChain
 from vllm_clone.sample.logprobs import score_tokens
 from vllm_clone.sampling_params import SamplingParams
-from vllm_clone.step import ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+from vllm_clone.step import GrammarMasks, ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+from vllm_clone.worker.grammar_rows import GrammarRows
 from vllm_clone.worker.graphs import NotRecordableError, RecordedForward
 from vllm_clone.worker.input_batch import InputBatch
-from vllm_clone.worker.kv_cache import bind_kv_cache
+from vllm_clone.worker.kv_cache import PagesAhead, bind_kv_cache
 from vllm_clone.worker.step_inputs import StepInputs, prepare
 
 logger = init_logger(__name__)
@@ -43,6 +44,7 @@ class ModelRunner:
         self._logits_rows = max(1, _LOGITS_BYTES // (4 * config.model_config.vocab_size))
         self._groups: list[tuple[str, ...]] = []
         self._recorded: RecordedForward | None = None
+        self._pages: PagesAhead | None = None
         self._only_decode = config.compilation_config.cudagraph_mode == "FULL_DECODE_ONLY"
         self.batch = InputBatch(0, 0, [], 0)
 
@@ -58,7 +60,9 @@ class ModelRunner:
 
     def initialize_kv_cache(self, kv_cache: KVCacheConfig) -> None:
         """Allocate the pool, bind it to the layers, and start with an empty batch."""
-        bind_kv_cache(self.layers, kv_cache, self._device)
+        tensors = bind_kv_cache(self.layers, kv_cache, self._device)
+        if self._device.type == "cpu" and tensors:
+            self._pages = PagesAhead(tensors, kv_cache.num_blocks * kv_cache.groups[0].spec.block_size)
         self._groups = [group.layer_names for group in kv_cache.groups]
         max_num_seqs = self._config.scheduler_config.max_num_seqs
         assert max_num_seqs is not None
@@ -87,13 +91,19 @@ class ModelRunner:
         if not step.total_num_scheduled_tokens:
             return ModelRunnerOutput({})
         inputs = prepare(batch, step)
+        if self._pages is not None:
+            self._pages.used(max(int(slots.max()) for slots in inputs.slot_mappings))
         replays = self._replays(inputs)
         hidden_TD = self._forward(inputs)
         output = ModelRunnerOutput({}, replayed=replays)
         if batch.has_prompt_logprobs:
             output.prompt_logprobs = self._score_prompts(inputs, hidden_TD)
-        self._sample(inputs, hidden_TD, output)
+        self._sample(inputs, hidden_TD, output, step.grammar)
         return output
+
+    def use_idle_time(self) -> bool:
+        """Do a few milliseconds of what can be done ahead of requests; whether there is more."""
+        return self._pages is not None and self._pages.provide()
 
     def _replays(self, inputs: StepInputs) -> bool:
         recorded = self._recorded
@@ -147,7 +157,9 @@ class ModelRunner:
             by_layer.update(dict.fromkeys(names, self.layers[names[0]].backend.plan(metadata)))
         return by_layer
 
-    def _sample(self, inputs: StepInputs, hidden_TD: torch.Tensor, output: ModelRunnerOutput) -> None:
+    def _sample(
+        self, inputs: StepInputs, hidden_TD: torch.Tensor, output: ModelRunnerOutput, grammar: GrammarMasks | None
+    ) -> None:
         """Draw tokens for the rows that have computed all they know, and append them."""
         batch, places = self.batch, inputs.sampling
         rows, positions_R, hidden_RD = inputs.rows, inputs.positions_T, hidden_TD
@@ -163,11 +175,14 @@ class ModelRunner:
         if self._processors is not None:
             self._processors.update(batch.requests)
         size = cdiv(len(rows), num_slices)
+        masks = None if grammar is None else GrammarRows(grammar, batch.rows_of(grammar.req_ids), rows)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             wanted = None if places is None and num_slices == 1 else rows[part]
             logits_RV = self.model.compute_logits(hidden_RD[part])
             wishes = batch.sampling.select(wanted, positions_R[part])
+            if masks is not None:
+                wishes.bitmask = masks.part(start, start + size)
             if self._processors is not None:
                 all_greedy = wishes.temperature_R is None
                 whole = len(rows) == len(batch) and bool((rows == np.arange(len(rows))).all())

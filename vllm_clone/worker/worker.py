@@ -104,6 +104,10 @@ class Worker:
             self._profiler.step_done()
         return result
 
+    def use_idle_time(self) -> bool:
+        """Do a few milliseconds of what can be done ahead of requests; whether there is more."""
+        return self.runner.use_idle_time()
+
     def profile(self, is_start: bool) -> None:
         """Begin a trace of steps, or end and write it."""
         if self._profiler is None:

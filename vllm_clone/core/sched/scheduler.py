@@ -19,6 +19,8 @@ from vllm_clone.core.kv_cache.residency import Residency
 from vllm_clone.core.request import BlockHasher, Request, RequestStatus
 from vllm_clone.core.sched.queue import make_queue
 from vllm_clone.core.sched.stop import check_stop
+from vllm_clone.core.structured_output.grammar import GrammarSource
+from vllm_clone.errors import ErrorKind, RequestError
 from vllm_clone.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -30,6 +32,13 @@ from vllm_clone.messages import (
     SchedulerStats,
 )
 from vllm_clone.step import BlockIds, ModelRunnerOutput, NewRequest, RunningRequests, SchedulerOutput
+
+_NOTHING_ALLOWED = (
+    "The grammar allows no token here that allowed_token_ids, bad_words, logit_bias or min_tokens leave, or it is too "
+    "complex to follow any further."
+)
+FULL_SPEED_TOKENS = {"cpu": 512}
+"""Device → prompt tokens with which a step runs at full speed: more prompts in it would only wait for each other."""
 
 
 class Scheduler:
@@ -45,6 +54,7 @@ class Scheduler:
         self._clock = clock
         self.max_model_len = config.model_config.max_model_len
         self.max_tokens_per_step = sched.max_num_scheduled_tokens or sched.max_num_batched_tokens
+        self.full_speed_tokens = FULL_SPEED_TOKENS.get(config.device_config.device, self.max_tokens_per_step)
         self.max_num_seqs = sched.max_num_active_seqs or sched.max_num_seqs
         self.chunked_prefill = sched.enable_chunked_prefill is not False
         self.long_prefill = sched.long_prefill_token_threshold if self.chunked_prefill else 0
@@ -70,6 +80,12 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting = make_queue(sched.scheduling_policy)
+        self.grammars: GrammarSource | None = None
+        """Where requests with structured outputs get their grammars from; set by the engine."""
+        self.constrained: dict[str, Request] = {}
+        """Requests whose output must follow a grammar, once it is compiled."""
+        self._compiling: dict[str, Request] = {}
+        """Requests that wait for their grammar, by order of arrival."""
         self._finished_ids: set[str] = set()
         self._preempted_ids: set[str] = set()
         self._immediate: list[tuple[int, EngineCoreOutput]] = []
@@ -85,9 +101,15 @@ class Scheduler:
         if (reason := self._unservable(request)) is not None:
             self._reject(request, reason)
             return
+        if core.sampling_params.structured_outputs is not None and not self._begin_grammar(request, core):
+            return
         request.record(EventType.QUEUED, self._clock())
         self.requests[request.request_id] = request
-        self.waiting.add(request)
+        if request.grammar is None:
+            self.waiting.add(request)
+        else:
+            request.status = RequestStatus.WAITING_FOR_GRAMMAR
+            self._compiling[request.request_id] = request
 
     def finish_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[Request]:
         """End requests from outside, in any state; unknown and finished ids are ignored. The ended ones."""
@@ -98,6 +120,8 @@ class Scheduler:
                 continue
             if request.status is RequestStatus.RUNNING:
                 self.running.remove(request)
+            elif request.status is RequestStatus.WAITING_FOR_GRAMMAR:
+                del self._compiling[request_id]
             else:
                 self.waiting.remove(request)
             request.finish(reason)
@@ -105,10 +129,10 @@ class Scheduler:
             ended.append(request)
         return ended
 
-    def fail_request(self, request: Request, message: str) -> None:
+    def fail_request(self, request: Request, message: str, kind: ErrorKind = "internal") -> None:
         """End one request with an error that its client gets to see."""
         self.finish_requests([request.request_id], FinishReason.ERROR)
-        self._reject(request, message)
+        self._reject(request, message, kind)
 
     def abort_all(self) -> None:
         """End every request; each client gets a last output with finish reason abort."""
@@ -122,8 +146,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: unfinished requests, or news for workers or clients."""
-        return bool(self.requests or self._finished_ids or self._immediate)
+        """Whether a step would do anything: requests that can go on, or news for workers or clients."""
+        if self._finished_ids or self._immediate or len(self.requests) > len(self._compiling):
+            return True
+        return any(request.grammar is not None and request.grammar.is_compiled for request in self._compiling.values())
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while a request holds blocks."""
@@ -136,6 +162,8 @@ class Scheduler:
         scheduled: dict[str, int] = {}
         new: list[NewRequest] = []
         columns = RunningRequests()
+        if self._compiling:
+            self._take_compiled()
         budget = self._schedule_running(scheduled, columns)
         if not self._preempted_ids:
             self._schedule_waiting(budget, scheduled, new)
@@ -181,6 +209,9 @@ class Scheduler:
 
     def _schedule_waiting(self, budget: int, scheduled: dict[str, int], new: list[NewRequest]) -> None:
         while budget > 0 and len(self.waiting) and len(self.running) < self.max_num_seqs:
+            # Every request in the step has at least one token; the rest are prompts.
+            if self.max_tokens_per_step - budget - len(scheduled) >= self.full_speed_tokens:
+                break
             request = self.waiting.peek()
             hit = self.kv.find_prefix(request)
             lacking = request.num_tokens - hit.num_tokens
@@ -206,6 +237,32 @@ class Scheduler:
                     request.num_computed_tokens,
                 )
             )
+
+    def _begin_grammar(self, request: Request, core: EngineCoreRequest) -> bool:
+        """Have a request's grammar compiled; False when it is refused at once."""
+        try:
+            if self.grammars is None:
+                raise RequestError("This engine has no structured outputs.", kind="not_implemented")
+            request.grammar = self.grammars.begin(core)
+        except RequestError as error:
+            self._reject(request, error.message, error.kind)
+            return False
+        return True
+
+    def _take_compiled(self) -> None:
+        """Queue the requests whose grammar is there, end those that will never have one."""
+        assert self.grammars is not None
+        self.grammars.expire()
+        for request in [r for r in self._compiling.values() if r.grammar is not None and r.grammar.is_compiled]:
+            assert request.grammar is not None
+            if (failure := request.grammar.failure) is not None:
+                self.fail_request(request, failure.message, failure.kind)
+                continue
+            request.grammar.start()
+            del self._compiling[request.request_id]
+            request.status = RequestStatus.WAITING
+            self.constrained[request.request_id] = request
+            self.waiting.add(request)
 
     def _cap(self, lacking: int, budget: int) -> int:
         """How many of a request's ``lacking`` tokens this step computes."""
@@ -261,6 +318,10 @@ class Scheduler:
             new_ids = sampled.get(request_id)
             if not new_ids:
                 continue
+            grammar = request.grammar
+            if grammar is not None and not all(map(grammar.accept, new_ids)):
+                self.fail_request(request, _NOTHING_ALLOWED, "invalid")
+                continue
             for n, token in enumerate(new_ids, 1):
                 request.append_token(token)
                 if check_stop(request, self.max_model_len):
@@ -290,7 +351,8 @@ class Scheduler:
         """State now, and counts since the last call."""
         stats, self._stats = self._stats, SchedulerStats()
         stats.num_running = len(self.running)
-        stats.num_waiting = len(self.waiting)
+        stats.num_waiting_deferred = len(self._compiling)
+        stats.num_waiting = len(self.waiting) + stats.num_waiting_deferred
         stats.kv_cache_usage = self.kv.usage
         if self._residency is not None:
             stats.kv_evictions = self._residency.take()
@@ -329,8 +391,10 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         self.kv.free(request)
         del self.requests[request.request_id]
+        if request.grammar is not None:
+            self.constrained.pop(request.request_id, None)
         self._finished_ids.add(request.request_id)
 
-    def _reject(self, request: Request, message: str) -> None:
-        output = EngineCoreOutput(request.request_id, [], FinishReason.ERROR, error=message)
+    def _reject(self, request: Request, message: str, kind: ErrorKind = "internal") -> None:
+        output = EngineCoreOutput(request.request_id, [], FinishReason.ERROR, error=message, error_kind=kind)
         self._immediate.append((request.client_index, output))

@@ -6,7 +6,9 @@ from vllm_clone.sampling_params import RepetitionDetectionParams
 
 
 def check_stop(request: Request, max_model_len: int) -> bool:
-    """Finish ``request`` if its newest token ends it: EOS, stop id, length, repetition, in this order.
+    """Finish ``request`` if its newest token ends it.
+
+    In this order: EOS, stop id, end of the grammar, length, repetition.
 
     ``min_tokens`` is not looked at for ids: the sampler masks them until it is reached.
     """
@@ -15,6 +17,8 @@ def check_stop(request: Request, max_model_len: int) -> bool:
         request.finish(FinishReason.STOP)
     elif token in request.stop_token_ids:
         request.finish(FinishReason.STOP, token)
+    elif request.grammar is not None and request.grammar.is_terminated:
+        request.finish(FinishReason.STOP)  # the end of the text, with ignore_eos too
     elif request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
         request.finish(FinishReason.LENGTH)
     else:

@@ -1,1 +1,1 @@
-"""`vllm run-batch`: requests from a file, answers into a file."""
+"""`vllm run-batch`: files of requests in OpenAI's batch format, answered without an HTTP server."""

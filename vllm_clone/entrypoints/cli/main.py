@@ -17,7 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("Talk to a chat model on a running server.", "vllm_clone.entrypoints.cli.chat"),
     "complete": ("Complete a text with a model on a running server.", "vllm_clone.entrypoints.cli.complete"),
     "bench": ("Measure a running server.", "vllm_clone.entrypoints.cli.bench"),
-    "run-batch": ("Answer a file of requests without a server.", "vllm_clone.entrypoints.cli.run_batch"),
+    "run-batch": ("Answer the requests of a file, in OpenAI's batch format.", "vllm_clone.entrypoints.cli.run_batch"),
     "collect-env": ("Print what a bug report needs to know of this machine.", "vllm_clone.entrypoints.cli.collect_env"),
 }
 """Command → what it does and the module that does it, which is imported only when it runs.

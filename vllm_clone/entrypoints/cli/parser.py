@@ -6,7 +6,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NoReturn
 
 from vllm_clone.config.flags import FlagSpec, flags_of
@@ -60,12 +60,14 @@ class FlagParser(argparse.ArgumentParser):
         self._specs: dict[str, FlagSpec] = {}
         self._reads_file = False
 
-    def add_config(self, config_class: type) -> None:
-        """Add the flags of a config group."""
+    def add_config(self, config_class: type, only: Container[str] | None = None) -> None:
+        """Add the flags of a config group, or those of some of its fields."""
         summary = (config_class.__doc__ or "").strip().splitlines()[0]
         name = config_class.__name__.replace("FrontendConfig", "Frontend").replace("ServeConfig", "serve")
         self.groups[name] = (summary, self.groups.pop(name, ("", []))[1])  # last, whoever named it before
         for spec in flags_of(config_class):
+            if only is not None and spec.field not in only:
+                continue
             self._reads_file |= spec.field == "config"
             action = self.add_argument(
                 *_names(spec), action=_FlagAction, spec=spec, dest=spec.field, default=argparse.SUPPRESS

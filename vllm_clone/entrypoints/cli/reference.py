@@ -22,6 +22,7 @@ DIFFERENCES = (
     ("`--async-scheduling`", "refused on a CPU, where choosing a step takes 1 % of computing it; `--no-` is accepted"),
     ("`--block-size`", "32 when not given (vLLM on a CPU: 128): prefixes are shared in smaller pieces"),
     ("`--config`", "`--config=FILE` is read; `false` in the file switches off; unknown keys are refused"),
+    ("`--disable-cascade-attn`", "a prefix that decoding requests share is always read once: it changes no bit here"),
     ("dotted pieces", "`--flag.a 1 --flag.b 2` are laid over each other and over `--flag '{...}'`"),
     ("`--kv-cache-memory-bytes`", "wins over `VLLM_CPU_KVCACHE_SPACE`"),
     ("`--model`", "loses to the positional model, with a warning"),

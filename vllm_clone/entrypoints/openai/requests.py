@@ -4,6 +4,7 @@ A field that is documented but whose feature does not exist yet is refused with 
 nobody documents are tolerated and logged once.
 """
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,7 +14,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from vllm_clone import envs
 from vllm_clone.errors import RequestError
 from vllm_clone.logger import init_logger, log_once
-from vllm_clone.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from vllm_clone.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 logger = init_logger(__name__)
 
@@ -97,9 +103,66 @@ class RepetitionDetection(ApiModel):
     min_count: Int64 = 0
 
 
+class JsonSchemaFormat(ApiModel):
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+    """The schema is held to in any case."""
+
+
 class ResponseFormat(ApiModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonSchemaFormat | None = None
+    format: Any = None
+    structures: Items[dict[str, Any]] | None = None
+    triggers: Items[str] | None = None
+
+    def constraint(self) -> tuple[str, Any] | None:
+        """Name and value of the structured output that it stands for; None for free text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return "json_object", True
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise RequestError("response_format of type json_schema needs json_schema.", param="response_format")
+            if self.json_schema.json_schema is None:
+                raise RequestError("response_format.json_schema needs a schema.")
+            return "json", self.json_schema.json_schema
+        if self.structures is not None:
+            tag: dict[str, Any] = {"structures": self.structures, "triggers": self.triggers}
+        elif self.format is not None:
+            tag = {"format": self.format}
+        else:
+            message = "response_format of type structural_tag needs format, or structures and triggers."
+            raise RequestError(message, param="response_format")
+        return "structural_tag", json.dumps({"type": "structural_tag", **tag})
+
+
+class StructuredOutputs(ApiModel):
+    """What the output must follow: one of the first six."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """How JSON is written."""
+        names = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+        return {name: getattr(self, name) for name in names}
+
+    def kinds(self) -> dict[str, Any]:
+        """The constraints that are given, by name."""
+        names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        found = {name: getattr(self, "json_" if name == "json" else name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class GenerationRequest(ApiModel):
@@ -145,7 +208,7 @@ class GenerationRequest(ApiModel):
 
     use_beam_search: bool = False
     length_penalty: float = 1.0
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
@@ -175,17 +238,9 @@ class GenerationRequest(ApiModel):
         for name, reason in NOT_YET.items():
             if getattr(self, name, None):
                 raise RequestError(f"{reason}; leave {name!r} out.", kind="not_implemented", param=name)
-        if self.structured_outputs is not None:  # an empty object asks for something impossible
-            message = "structured outputs are not implemented yet; leave 'structured_outputs' out."
-            raise RequestError(message, kind="not_implemented", param="structured_outputs")
         if self.thinking_token_budget not in (None, -1):
             raise RequestError("thinking_token_budget needs a reasoning parser, and this server has none.")
-        form = self.response_format
-        if form is not None and form.type != "text":
-            if form.type == "json_schema" and form.json_schema is None:
-                raise RequestError("response_format of type json_schema needs json_schema.", param="response_format")
-            message = f"response_format {form.type!r} is not implemented yet; ask for JSON in the prompt."
-            raise RequestError(message, kind="not_implemented", param="response_format")
+        self.constraint()
         if self.stream_options is not None and self.stream_options.model_fields_set and not self.stream:
             raise RequestError("stream_options needs stream: true.", param="stream_options")
         if self.prompt_logprobs is not None:
@@ -195,6 +250,34 @@ class GenerationRequest(ApiModel):
                 raise RequestError("prompt_logprobs cannot be streamed; set stream false.", param="prompt_logprobs")
         _check_salt(self.cache_salt)
         return self
+
+    def constraint(self) -> StructuredOutputsParams | None:
+        """What the output must follow, by ``structured_outputs`` and ``response_format`` together.
+
+        Raises:
+            RequestError: they ask for none or for several things.
+        """
+        given = self.structured_outputs
+        kinds = {} if given is None else given.kinds()
+        form = None if self.response_format is None else self.response_format.constraint()
+        if form is not None:
+            other = next((name for name in kinds if name != form[0]), None)
+            if other is not None:
+                raise RequestError(
+                    f"response_format asks for {form[0]} and structured_outputs for {other}; give one of them.",
+                    param="structured_outputs",
+                )
+            kinds = dict([form])
+        if given is None and form is None:
+            return None
+        if len(kinds) != 1:
+            got = ", ".join(kinds) or "none"
+            raise RequestError(
+                "structured_outputs needs exactly one of json, regex, choice, grammar, json_object and "
+                f"structural_tag; got {got}.",
+                param="structured_outputs",
+            )
+        return StructuredOutputsParams(**kinds, **({} if given is None else given.options()))
 
     def sampling(
         self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None, echo_only: bool = False
@@ -233,6 +316,7 @@ class GenerationRequest(ApiModel):
             else RepetitionDetectionParams(detection.max_pattern_size, detection.min_pattern_size, detection.min_count),
             stream_interval=self.stream_interval,
             extra_args=self.vllm_xargs,
+            structured_outputs=self.constraint(),
         )
 
 
