@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_clone.entrypoints.cli import main as main_module
-from vllm_clone.entrypoints.cli.main import NOT_YET, main
+from vllm_clone.entrypoints.cli import to_come
+from vllm_clone.entrypoints.cli.main import main
 from vllm_clone.errors import ConfigError, EngineDeadError, ModelLoadError
 from vllm_clone.version import __version__
 
@@ -24,11 +25,13 @@ def test_version(capsys, flag):
     assert out.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", NOT_YET)
-def test_commands_to_come_say_so(fails, command):
-    message, code = fails(command, "--anything", "1")
-    assert f"the command {command} is not implemented yet" in message
+@pytest.mark.parametrize("command", [*to_come.COMMANDS, *(f"bench {kind}" for kind in to_come.BENCH_KINDS)])
+def test_commands_to_come_say_so_and_have_help(fails, capsys, command):
+    message, code = fails(*command.split(), "--anything", "1")
+    assert f"{command} is not implemented yet; instead: " in message
     assert code == 2
+    assert main([*command.split(), "--help"]) == 0
+    assert f"usage: vllm {command}" in capsys.readouterr().out
 
 
 def test_a_mistyped_command_is_told_the_nearest(fails):

@@ -4,11 +4,10 @@ import argparse
 from collections.abc import Sequence
 
 from vllm_clone.benchmarks.serve.flags import all_flags
-from vllm_clone.entrypoints.cli.parser import FlagParser, UsageError
+from vllm_clone.entrypoints.cli.parser import FlagParser, HelpShown, UsageError
+from vllm_clone.entrypoints.cli.to_come import BENCH_KINDS, refuse
 
 USAGE = "vllm bench serve [options]"
-NOT_YET = ("throughput", "latency", "startup", "sweep", "mm-processor")
-"""Kinds of vLLM that do not exist here yet."""
 
 
 def prepare_argv(argv: Sequence[str]) -> list[str]:
@@ -22,10 +21,11 @@ def prepare_argv(argv: Sequence[str]) -> list[str]:
             return list(argv)
         raise UsageError("bench: say what to measure: vllm bench serve [options]; vllm bench serve --help")
     kind, *rest = argv
-    if kind in NOT_YET:
-        raise UsageError(f"bench {kind} is not implemented yet; bench serve is")
+    if kind in BENCH_KINDS:
+        refuse(f"bench {kind}", rest, BENCH_KINDS[kind])
+        raise HelpShown
     if kind != "serve":
-        raise UsageError(f"bench: unknown kind {kind!r}; there is bench serve")
+        raise UsageError(f"bench: unknown kind {kind!r}; there are serve, {', '.join(BENCH_KINDS)}")
     return rest
 
 

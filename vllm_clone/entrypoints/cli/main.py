@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from vllm_clone import envs
+from vllm_clone.entrypoints.cli import to_come
 from vllm_clone.entrypoints.cli.parser import FlagParser, HelpShown, UsageError
 from vllm_clone.errors import ConfigError, EngineDeadError, ModelLoadError
 from vllm_clone.version import VLLM_INTERFACE_VERSION, __version__
@@ -18,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "complete": ("Complete a text with a model on a running server.", "vllm_clone.entrypoints.cli.complete"),
     "bench": ("Measure a running server.", "vllm_clone.entrypoints.cli.bench"),
     "run-batch": ("Answer the requests of a file, in OpenAI's batch format.", "vllm_clone.entrypoints.cli.run_batch"),
+    "completion": ("Print a script that completes flags in a shell.", "vllm_clone.entrypoints.cli.completion"),
     "collect-env": ("Print what a bug report needs to know of this machine.", "vllm_clone.entrypoints.cli.collect_env"),
 }
 """Command → what it does and the module that does it, which is imported only when it runs.
@@ -25,9 +27,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 The module has ``add_arguments(parser: FlagParser)`` and ``run(args: Namespace) -> exit code``; it may have ``USAGE``
 and ``prepare_argv(argv) -> argv``, which edits the words before they are parsed.
 """
-
-NOT_YET = ("launch", "snapshot", "preload", "download-kernels")
-"""Commands of vLLM that do not exist here yet; they say so instead of pretending."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
-    if name in NOT_YET:
-        raise UsageError(f"the command {name} is not implemented yet; {_known()}")
+    if name in to_come.COMMANDS:
+        return to_come.refuse(name, argv, to_come.COMMANDS[name])
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         raise UsageError(f"unknown command {name!r}; {f'did you mean {near[0]}?' if near else _known()}")
@@ -85,6 +84,8 @@ def parser_of(name: str) -> tuple[FlagParser, ModuleType]:
 def _overview() -> str:
     lines = ["usage: vllm [-h] [-v] COMMAND [options]", "", "Commands:"]
     lines += [f"  {name:<14}{text}" for name, (text, _) in COMMANDS.items()]
+    lines += ["", "To come:"]
+    lines += [f"  {name:<18}{entry.what}" for name, entry in to_come.COMMANDS.items()]
     return "\n".join([*lines, "", "vllm COMMAND --help tells more about one of them."])
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vllm_clone.config.flags import FlagSpec, flags_of, keys_of
 from vllm_clone.config.support import LEVELS, Level
-from vllm_clone.entrypoints.cli import help_page, serve
-from vllm_clone.entrypoints.cli.main import COMMANDS, NOT_YET, parser_of
+from vllm_clone.entrypoints.cli import help_page, serve, to_come
+from vllm_clone.entrypoints.cli.main import COMMANDS, parser_of
 from vllm_clone.entrypoints.cli.parser import FlagParser
 
 COMMAND = "python -m vllm_clone.entrypoints.cli.reference"
@@ -44,7 +44,9 @@ def cli_page() -> str:
         parser, _ = parser_of(name)
         lines += ["", f"## {parser.prog}", "", parser.description or "", "", f"    {parser.usage_line}"]
         lines += _command(parser)
-    lines += ["", "## Not yet", "", ", ".join(f"`vllm {name}`" for name in NOT_YET) + " say so and exit with code 2."]
+    lines += ["", "## To come", "", "These say so, name what does the work until then, and exit with code 2.", ""]
+    entries = to_come.COMMANDS | {f"bench {kind}": entry for kind, entry in to_come.BENCH_KINDS.items()}
+    lines += [f"- `vllm {name}`: {entry.what} Instead: {entry.instead}." for name, entry in entries.items()]
     return "\n".join(lines) + "\n"
 
 
