@@ -97,6 +97,7 @@ SERVE: list[tuple[str, str]] = [
     # what this build has not
     ("M --quantization awq", "--quantization awq: Quantized checkpoints other than GGUF are not implemented yet"),
     ("M -tp 2", "--tensor-parallel-size 2: Tensor and pipeline parallel workers are not implemented yet; leave"),
+    ("M --lora-modules a=b", "LoRA adapters are not implemented yet; leave the flag out"),
     ("M --enable-lora", "--enable-lora: LoRA adapters are not implemented yet; leave the flag out"),
     ("M --runner pooling", "--runner pooling: Pooling models are not implemented yet; auto, generate work"),
     ("M --enable-sleep-mode", "--enable-sleep-mode: Sleeping engines exist only on a GPU; leave the flag out on a CPU"),

@@ -271,7 +271,7 @@ class FlagSpec:
             shown = self.name
         support = self.support
         works = f"; {self.what_works}" if self.working else ""
-        reason = (self.reasons or {}).get(value, support.reason)
+        reason = self.reasons.get(value, support.reason) if self.reasons else support.reason  # lists have no hash
         return f"{shown}: {reason}{works}; {support.remedy}."
 
 
