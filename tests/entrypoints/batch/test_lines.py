@@ -85,6 +85,18 @@ def test_output_overwrites_unless_it_resumes(tmp_path):
     assert [json.loads(x)["custom_id"] for x in path.read_bytes().splitlines()] == ["a", "b"]
 
 
+def test_two_runs_do_not_write_to_one_file(tmp_path):
+    first = Output(str(tmp_path / "out"), resume=False, tmp_dir=None)
+    first.write(b"kept\n")
+    with pytest.raises(ConfigError, match="another batch is writing"):
+        Output(str(tmp_path / "out"), resume=False, tmp_dir=None)
+    first.close()
+    assert (tmp_path / "out").read_bytes() == b"kept\n"
+    Output("/dev/null", resume=False, tmp_dir=None).close()
+    with pytest.raises(ConfigError, match="keeps nothing"):
+        Output("/dev/null", resume=True, tmp_dir=None)
+
+
 def test_a_file_of_another_kind_is_not_resumed(tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_text('"nothing of ours"\n')

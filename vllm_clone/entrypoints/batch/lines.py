@@ -1,8 +1,10 @@
 """Lines of a batch: what comes in, what goes out, and which are done already."""
 
+import fcntl
 import json
 import os
 import secrets
+import stat
 import sys
 import tempfile
 import time
@@ -179,7 +181,7 @@ class Output:
         self.name = name
         self.done: set[str] = set()
         """Ids of lines answered by an earlier run."""
-        if resume and (name == "-" or is_url(name)):
+        if resume and (name == "-" or is_url(name) or (Path(name).exists() and not Path(name).is_file())):
             raise ConfigError(f"--resume: {name} keeps nothing of an earlier run; write to a file.")
         self._upload: str | None = None
         if name == "-":
@@ -188,10 +190,16 @@ class Output:
         elif is_url(name):
             self._fd, self._upload = tempfile.mkstemp(prefix="tmp_batch_output_", suffix=".jsonl", dir=tmp_dir)
         else:
-            flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_TRUNC)
-            self._fd = os.open(name, flags | os.O_CLOEXEC, 0o666)
-            if resume:
-                self._read_done()
+            self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._claim()
+                if resume:
+                    self._read_done()
+                elif stat.S_ISREG(os.fstat(self._fd).st_mode):
+                    os.truncate(self._fd, 0)
+            except BaseException:
+                os.close(self._fd)
+                raise
 
     def write(self, line: bytes) -> None:
         """Hand a line to the system."""
@@ -224,6 +232,13 @@ class Output:
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _claim(self) -> None:
+        """Two runs into one file would answer lines twice."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"--output-file {self.name}: another batch is writing to it.") from error
 
     def _read_done(self) -> None:
         end = 0
