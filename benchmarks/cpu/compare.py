@@ -182,14 +182,16 @@ def report(servers: list[Server], found: Runs, memory: dict[str, int]) -> str:
     lines = ["| server | ready in s | memory MiB |", "|---|--:|--:|"]
     lines += [f"| {s.name} | {s.start_seconds:.2f} | {memory[s.name] / 2**20:.0f} |" for s in servers]
     first = servers[0].name
-    lines += ["", f"× is how many times {first} is better.", ""]
+    lines += ["", f"× is how many times {first} is better: the median of the ratios of each round.", ""]
     lines.append("| workload | server | TTFT ms | TPOT ms | out tok/s | all tok/s | × TTFT | × TPOT | × tok/s |")
     lines.append("|---|---|" + "--:|" * 7)
     for workload, by_server in found.items():
-        best = median(by_server[first])
         for server in servers:
-            row = median(by_server[server.name])
-            ratios = [f"{r:.2f}" for r in best.better_than(row).values()] if server.name != first else [""] * 3
+            row, ratios = median(by_server[server.name]), [""] * 3
+            if server.name != first:
+                rounds = zip(by_server[first], by_server[server.name], strict=True)
+                better = [ours.better_than(theirs) for ours, theirs in rounds]
+                ratios = [f"{statistics.median(each[key] for each in better):.2f}" for key in better[0]]
             lines.append(
                 f"| {workload} | {server.name} | {row.ttft_ms:.1f} | {row.tpot_ms:.2f} | {row.output_per_s:.1f} | "
                 f"{row.total_per_s:.1f} | {' | '.join(ratios)} |"

@@ -36,7 +36,9 @@ def test_flags_of_the_command():
 
 def test_values_of_flags_and_places():
     assert offered("serve", "model", "--dtype", "bf") == ["bfloat16"]
-    assert offered("bench", "") == ["serve"]
+    assert offered("bench", "") == ["serve", "latency", "startup"]
+    assert offered("bench", "latency", "--batch") == ["--batch-size"]
+    assert offered("bench", "startup", "--dtype", "bf") == ["bfloat16"]
     assert offered("completion", "z") == ["zsh"]
 
 

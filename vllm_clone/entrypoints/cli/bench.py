@@ -7,7 +7,7 @@ from vllm_clone.benchmarks.serve.flags import all_flags
 from vllm_clone.entrypoints.cli.parser import FlagParser, HelpShown, UsageError
 from vllm_clone.entrypoints.cli.to_come import BENCH_KINDS, refuse
 
-USAGE = "vllm bench serve [options]"
+USAGE = "vllm bench serve|latency|startup [options]"
 
 
 def prepare_argv(argv: Sequence[str]) -> list[str]:

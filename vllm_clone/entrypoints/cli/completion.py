@@ -10,6 +10,11 @@ SHELLS = ("bash", "zsh")
 FUNCTION = """\
 _vllm() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} words=
+  if [ "$COMP_CWORD" -gt 2 ]; then
+    case "$command ${COMP_WORDS[2]}" in
+@KINDS@) command="$command ${COMP_WORDS[2]}" ;;
+    esac
+  fi
   if [ "$COMP_CWORD" = 1 ]; then
     COMPREPLY=($(compgen -W "@COMMANDS@" -- "$cur"))
     return
@@ -54,15 +59,17 @@ def script(shell: str) -> str:
     for name in COMMANDS:
         actions = parser_of(name)[0]._actions
         options = sorted({o for a in actions for o in a.option_strings if o.startswith("--")})
-        flags.append(f'      {name}) words="{_words(options)}" ;;')
+        flags.append(f'      "{name}") words="{_words(options)}" ;;')
         if name == "bench":
-            values.append('    "bench bench") words="serve" ;;')
+            kinds = ["serve", *(other.split()[1] for other in COMMANDS if " " in other)]
+            values.append(f'    "bench bench") words="{_words(kinds)}" ;;')
         for action in actions:
             choices = getattr(getattr(action, "spec", None), "choices", None) or action.choices
             if choices:
                 patterns = "|".join(f'"{name} {option}"' for option in action.option_strings) or f'"{name} {name}"'
                 values.append(f'    {patterns}) words="{_words(choices)}" ;;')
-    filled = FUNCTION.replace("@COMMANDS@", _words(COMMANDS))
+    filled = FUNCTION.replace("@COMMANDS@", " ".join(name for name in COMMANDS if " " not in name))
+    filled = filled.replace("@KINDS@", "|".join(f'"{name}"' for name in COMMANDS if " " in name))
     return BEFORE[shell] + filled.replace("@VALUES@", "\n".join(values)).replace("@FLAGS@", "\n".join(flags))
 
 

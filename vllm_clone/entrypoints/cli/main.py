@@ -17,7 +17,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("Serve a model over HTTP with the OpenAI API.", "vllm_clone.entrypoints.cli.serve"),
     "chat": ("Talk to a chat model on a running server.", "vllm_clone.entrypoints.cli.chat"),
     "complete": ("Complete a text with a model on a running server.", "vllm_clone.entrypoints.cli.complete"),
-    "bench": ("Measure a running server.", "vllm_clone.entrypoints.cli.bench"),
+    "bench": ("Measure a running server (bench serve).", "vllm_clone.entrypoints.cli.bench"),
+    "bench latency": ("Measure how long one batch takes.", "vllm_clone.entrypoints.cli.bench_latency"),
+    "bench startup": ("Measure how long an engine takes to be ready.", "vllm_clone.entrypoints.cli.bench_startup"),
     "run-batch": ("Answer the requests of a file, in OpenAI's batch format.", "vllm_clone.entrypoints.cli.run_batch"),
     "completion": ("Print a script that completes flags in a shell.", "vllm_clone.entrypoints.cli.completion"),
     "collect-env": ("Print what a bug report needs to know of this machine.", "vllm_clone.entrypoints.cli.collect_env"),
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
+    if argv and f"{name} {argv[0]}" in COMMANDS:
+        name, argv = f"{name} {argv[0]}", argv[1:]
     if name in to_come.COMMANDS:
         return to_come.refuse(name, argv, to_come.COMMANDS[name])
     if name not in COMMANDS:

@@ -44,16 +44,6 @@ BENCH_KINDS = {
         "Tokens per second of an engine without a server.",
         "vllm bench serve --request-rate inf",
     ),
-    "latency": ToCome(
-        "vllm bench latency [options]",
-        "Seconds that one batch takes.",
-        "vllm bench serve --max-concurrency 1",
-    ),
-    "startup": ToCome(
-        "vllm bench startup [options]",
-        "Seconds until an engine is ready.",
-        "the log of vllm serve tells them",
-    ),
     "sweep": ToCome(
         "vllm bench sweep serve|serve_workload|startup|plot|plot_pareto [options]",
         "Benchmarks over many settings, and their plots.",
