@@ -143,6 +143,7 @@ def main() -> int:
     ours_erred, theirs_erred = largest_gaps(found)
     against_exact = [divergence(fp32, p, a, b) for p, a, b in zip(prompts, ours, exact, strict=True)]
     exact_gap = max(largest_gaps(against_exact))
+    with_eager = [divergence(fp32, p, a, b) for p, a, b in zip(prompts, ours, eager_tokens, strict=True)]
     own = [divergence(fp32, p, a, b) for p, a, b in zip(prompts, eager_tokens, theirs, strict=True)]
     own_noise = max(largest_gaps(own))
     delta_ours = torch.cat([(a - b).abs() for a, b in zip(ours_lp, judge_lp, strict=True)]).mean().item()
@@ -154,6 +155,10 @@ def main() -> int:
     print(
         f"greedy, ours and its bf16 run: {found.count(None)} agree; largest gap {ours_erred:.3f} where float32 prefers "
         f"theirs (limit {args.tie}), {theirs_erred:.3f} where it prefers ours"
+    )
+    print(
+        f"greedy, ours and its bf16 run with eager attention: {with_eager.count(None)} agree; largest gaps "
+        f"{' and '.join(f'{gap:.3f}' for gap in largest_gaps(with_eager))}, likewise"
     )
     print(f"greedy, its bf16 runs with sdpa and eager attention: {own.count(None)} agree; largest gap {own_noise:.3f}")
     print(
