@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.server import Server, free_port, living, running, start
 
 KV_CACHE_BYTES = 64 << 20
-ARGS = ("--served-model-name", "toy", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES))
+ARGS = ("--served-model-name", "toy", "--kv-cache-memory-bytes", "64M")
 LONG = {"model": "toy", "prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "temperature": 1.0}
 
 
