@@ -4,7 +4,8 @@
 kernels.py [--threads N] [--megabytes N]
 
 Prints the read bandwidth, then for one input row of each weight format and for attention over a paged cache the
-microseconds, the GB/s read (and their share of that bandwidth) and GFLOP/s. Weights and caches are larger together
+microseconds, the GB/s read (and their share of that bandwidth) and GFLOP/s; then what decoding rows gain by sharing a
+prefix. Weights and caches are larger together
 than --megabytes, so that they come from memory; use a size above the last-level cache.
 """
 
@@ -24,6 +25,8 @@ OUTPUTS, INPUTS = 1536, 2048
 HEADS, KEY_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
 DECODES = [(1, 600), (1, 2048), (32, 600), (32, 2048)]
 PREFILLS = [(256, 256), (512, 2048), (2048, 2048)]
+SHARED = [(2, 1536), (8, 1536), (32, 1024)]
+"""Rows that decode, and the keys that they have in common, with 64 more of their own each."""
 
 
 def median_seconds(run: Callable[[int], object], rounds: int) -> float:
@@ -95,6 +98,33 @@ def attention(size: int, bandwidth: float) -> None:
         )
 
 
+def shared_prefixes(size: int) -> None:
+    """The same rows with and without common pages, in turn."""
+    print("\nrows that decode behind a common prefix       apart   together   ratio")
+    page_bytes = 2 * KEY_HEADS * BLOCK_SIZE * HEAD_SIZE * 2
+    cache = torch.randn(size // page_bytes, 2, KEY_HEADS, BLOCK_SIZE, HEAD_SIZE).bfloat16()
+    for rows, prefix in SHARED:
+        blocks, common = (prefix + 64) // BLOCK_SIZE, prefix // BLOCK_SIZE
+        order = torch.randperm(len(cache)).int().repeat(1 + 2 * rows * blocks // len(cache))
+        apart = [order.roll(i * rows * blocks)[: rows * blocks].view(rows, blocks).contiguous() for i in range(30)]
+        together = [table.clone() for table in apart]
+        for table in together:
+            table[:, :common] = table[0, :common].clone()
+        q = torch.randn(rows, HEADS, HEAD_SIZE).bfloat16()
+        out = torch.empty_like(q)
+        starts, lengths = torch.arange(rows + 1).int(), torch.full((rows,), prefix + 64).int()
+        seconds = []
+        for tables in (apart, together):
+            run = lambda i, tables=tables: kernels.paged_attention(  # noqa: E731
+                q, cache, tables[i % 30], starts, lengths, scale=HEAD_SIZE**-0.5, out_THD=out  # noqa: B023
+            )  # fmt: skip
+            seconds.append(median_seconds(run, 60))
+        print(
+            f"{rows:3} rows, {prefix} common keys {seconds[0] * 1e6:20.0f} µs {seconds[1] * 1e6:7.0f} µs"
+            f" {seconds[0] / seconds[1]:7.2f}"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=num_usable_cores())
@@ -107,6 +137,7 @@ def main() -> None:
     print(f"{kernels.active_level()}, {args.threads} threads; reading {args.megabytes} MB: {bandwidth / 1e9:.1f} GB/s")
     linear_layers(size, bandwidth)
     attention(size, bandwidth)
+    shared_prefixes(size)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ SHAPES = [
     (1, 11264, 2048),
     (16, 3072, 576),
     (256, 3072, 576),
+    (512, 576, 576),
+    (512, 3072, 576),
+    (320, 576, 1536),
 ]
 WORKING_SET = 6e7
 """Elements of weights to go through in turn, so that they come from memory and not from a cache."""

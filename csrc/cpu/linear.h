@@ -458,7 +458,8 @@ void run_unit(tiles::Tiles& t, const Args<bf16, O>& a, const Inputs& inputs, Uni
   const int64_t cuts = pairs >= kManyPairs ? Inputs::ceil_div(a.k, kFirstLevelInputs) : 1;
   const int64_t each = Inputs::ceil_div(a.k, cuts * tiles::kInputs) * tiles::kInputs;
   static thread_local std::vector<Sums> scratch;
-  if (static_cast<int64_t>(scratch.size()) < 2 * (cuts > 1 ? pairs : 1)) scratch.resize(2 * pairs);
+  const size_t kept = 2 * (cuts > 1 ? pairs : 1);
+  if (scratch.size() < kept) scratch.resize(kept);
   for (Depth depth{0, 0}; depth.begin < a.k; depth.begin += depth.count) {
     depth.count = std::min(each, a.k - depth.begin);
     for (int64_t i = 0; i < pairs; ++i) {

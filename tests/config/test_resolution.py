@@ -37,7 +37,13 @@ def test_xgrammar_is_refused_where_it_is_not_installed(make_model, monkeypatch):
         args.create_engine_config()
 
 
-@pytest.mark.parametrize("key", ["disable_any_whitespace", "disable_additional_properties", "enable_in_reasoning"])
+def test_nothing_tells_a_chain_of_thought_from_an_answer_yet(make_model):
+    args = EngineArgs(model=str(make_model()), structured_outputs_config={"enable_in_reasoning": True})
+    with refused("enable_in_reasoning.*: Reasoning parsers are not implemented yet"):
+        args.create_engine_config()
+
+
+@pytest.mark.parametrize("key", ["disable_any_whitespace", "disable_additional_properties"])
 def test_switches_of_structured_outputs_are_taken(make_model, key):
     args = EngineArgs(model=str(make_model()), structured_outputs_config={"backend": "guidance", key: True})
     assert getattr(args.create_engine_config().structured_outputs_config, key) is True

@@ -118,8 +118,8 @@ def test_killing_the_supervisor_leaves_no_orphan(launched) -> None:
 
 
 def test_an_engine_that_cannot_start_is_told_in_one_line(toy_model: Path, tmp_path: Path) -> None:
-    assert "64M" in ARGS
-    args = [a if a != "64M" else "4K" for a in ARGS]
+    assert "16M" in ARGS
+    args = [a if a != "16M" else "4K" for a in ARGS]
     server = start(str(toy_model), tmp_path / "server.log", *args, "--api-server-count", "3")
     try:
         assert server.process.wait(60) == 1

@@ -39,6 +39,8 @@ def test_latency_refuses_what_cannot_run(toy_model):
         (("--input-len", "250"), "--input-len 250 --output-len 128: together more than --max-model-len (256)"),
         (("--use-beam-search",), "beam search is not implemented yet"),
         (("--batch-size", "0"), "--batch-size 0: must be at least 1"),
+        (("--profile",), "--profile: say what to record and where with --profiler-config"),
+        (("--cudagraph-metrics",), "--cudagraph-metrics: shows in a server's statistics"),
     ):
         done = bench("latency", toy_model, *args)
         assert done.returncode == 2

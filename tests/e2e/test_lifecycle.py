@@ -14,8 +14,7 @@ import pytest
 
 from tests.e2e.server import Server, free_port, living, running, start
 
-KV_CACHE_BYTES = 64 << 20
-ARGS = ("--served-model-name", "toy", "--kv-cache-memory-bytes", "64M")
+ARGS = ("--served-model-name", "toy", "--kv-cache-memory-bytes", "16M")
 LONG = {"model": "toy", "prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "temperature": 1.0}
 
 
@@ -265,7 +264,7 @@ def test_an_idle_server_uses_less_than_three_percent_of_a_core(server: Server) -
 
 def test_all_processes_together_need_little_memory_beyond_the_model(server: Server) -> None:
     server.client().completions.create(model="toy", prompt="Once", max_tokens=4)
-    assert server.resident_bytes() - KV_CACHE_BYTES < 480 * 10**6  # an idle engine has its KV cache provided
+    assert server.resident_bytes() < 500 * 10**6
 
 
 def test_the_threads_of_the_engine_stay_on_the_cores_they_are_given(toy_model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
 
 COMMAND = [sys.executable, "-m", "vllm_clone.entrypoints.cli.main", "run-batch"]
@@ -134,6 +136,29 @@ def test_a_signal_keeps_what_is_answered(toy_model, tmp_path):
     assert all(answer["error"] is None for answer in answers(output))
 
 
+def test_metrics_are_served_while_a_batch_runs(toy_model, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(request(n, max_tokens=100) for n in range(300)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    metrics = ("--enable-metrics", "--host", "127.0.0.1", "--port", str(port), "--kv-cache-metrics")
+    process = start(toy_model, source, output, *metrics, "--enable-mfu-metrics")
+    deadline = time.monotonic() + 60
+    while not output.exists() or not output.read_bytes():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    code, stderr = finish(process)
+    assert code == 0, stderr
+    assert "Traceback" not in stderr
+    found = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if "model_name" in line}
+    assert found["vllm:generation_tokens_total"] > 0
+    assert found["vllm:estimated_flops_per_gpu_total"] > 0
+    assert "vllm:kv_block_lifetime_seconds_count" in found
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -142,6 +167,13 @@ def test_a_signal_keeps_what_is_answered(toy_model, tmp_path):
         (("-i", "{tmp}/x", "-o", "{tmp}/x"), 2, "is the input"),
         (("-i", "-", "-o", "-", "--resume"), 2, "keeps nothing of an earlier run"),
         (("-i", "-", "-o", "-", "--port", "9"), 2, "give --enable-metrics too"),
+        (
+            ("-i", "-", "-o", "-", "--kv-cache-metrics"),
+            2,
+            "--kv-cache-metrics: shows in metrics; give --enable-metrics",
+        ),
+        (("-i", "-", "-o", "-", "--cudagraph-metrics"), 2, "a batch writes no statistics line"),
+        (("-i", "-", "-o", "-", "--enable-metrics", "--disable-log-stats"), 2, "--enable-metrics: shows statistics"),
         (("-i", "-", "-o", "-", "--ssl-keyfile", "k"), 2, "unknown flag --ssl-keyfile"),
     ],
 )

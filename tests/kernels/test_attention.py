@@ -237,6 +237,17 @@ def test_a_row_gets_the_same_bits_alone_and_in_company(level, dtype):
         assert torch.equal(together[batch.starts[r] : batch.starts[r + 1]], batch.row(r).attend())
 
 
+@pytest.mark.parametrize(("stored", "scaled"), STORED)
+def test_sharing_changes_no_bit_whatever_is_stored(level, stored, scaled):
+    batch = make_batch(
+        [(1, 700), (1, 900), (1, 513)], heads=9, kv_heads=3, dtype=BF16, cache_dtype=stored, scaled=scaled
+    )
+    share(batch, [0, 1, 2], 32)
+    together = batch.attend(softcap=20.0)
+    for r in range(3):
+        assert torch.equal(together[r : r + 1], batch.row(r).attend(softcap=20.0))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [4, 16, 24, 32, 128])
 def test_rows_that_share_a_prefix(level, dtype, block_size):

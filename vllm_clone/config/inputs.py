@@ -262,4 +262,6 @@ class StructuredOutputsConfig:
     disable_additional_properties: bool = json_key(
         False, "No JSON properties beyond the schema's, unless it allows them; only guidance ever has them."
     )
-    enable_in_reasoning: bool = json_key(False, "Constrain the chain of thought too.")
+    enable_in_reasoning: bool = json_key(
+        False, "Constrain the chain of thought too.", support=later("Reasoning parsers")
+    )

@@ -126,7 +126,7 @@ class EngineArgs:
             resolve(config)
         _resolve_batch(config, usage)
         _resolve_graphs(config)
-        _check_observability(config)
+        _check_observability(config, usage)
         _check_loader(config)
         _check_structured_outputs(config)
         return config
@@ -276,10 +276,15 @@ def _check_structured_outputs(config: VllmConfig) -> None:
         )
 
 
-def _check_observability(config: VllmConfig) -> None:
+def _check_observability(config: VllmConfig, usage: Usage) -> None:
     """What is measured must have somewhere to show, and something to measure."""
     seen = config.observability_config
     for name in ("kv_cache_metrics", "cudagraph_metrics", "enable_mfu_metrics"):
+        if getattr(seen, name) and usage == "offline":
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: shows in a server's statistics, and this engine has no server; leave it "
+                "out."
+            )
         if getattr(seen, name) and seen.disable_log_stats:
             raise ConfigError(
                 f"--{name.replace('_', '-')}: shows in statistics, which --disable-log-stats switches off; leave one "

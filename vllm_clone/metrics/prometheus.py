@@ -15,7 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from vllm_clone.config import CacheConfig
+from vllm_clone.config import CacheConfig, VllmConfig
 from vllm_clone.messages import EngineReady, KVEviction, SchedulerStats
 from vllm_clone.metrics.stats import FinishedRequestStats, IterationStats
 
@@ -212,6 +212,16 @@ class PrometheusMetrics:
 def _gauge(name: str, help: str, labels: list[str], registry: CollectorRegistry) -> Gauge:
     """A gauge of which, among several API servers, the value set last shows."""
     return Gauge(name, help, labels, registry=registry, multiprocess_mode="mostrecent")
+
+
+def make_metrics(config: VllmConfig, registry: CollectorRegistry) -> PrometheusMetrics:
+    """The series that a configuration asks for."""
+    model = config.model_config
+    names = model.served_model_name or [model.model]
+    metrics = PrometheusMetrics(registry, names[0], model.max_model_len or 0)
+    if config.observability_config.kv_cache_metrics:
+        metrics.track_residency()
+    return metrics
 
 
 def shared_registries() -> tuple[CollectorRegistry, CollectorRegistry]:

@@ -127,4 +127,7 @@ def test_an_upload_is_tried_again_and_then_kept(tmp_path, monkeypatch):
     output.write(b"kept\n")
     with pytest.raises(OSError, match="the upload failed"):
         output.finish()
-    assert next(tmp_path.iterdir()).read_bytes() == b"kept\n"
+    kept = next(tmp_path.iterdir())
+    assert kept.read_bytes() == b"kept\n"
+    assert str(kept) in output.left
+    assert "--resume" not in output.left

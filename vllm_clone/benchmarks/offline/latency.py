@@ -53,6 +53,8 @@ def measure(engine_values: dict[str, Any], options: LatencyOptions) -> None:
     """
     config = EngineArgs(**{"enable_prefix_caching": False, **engine_values}).create_engine_config("offline")
     model = config.model_config
+    if options.profile and not config.profiler_config:
+        raise ConfigError("--profile: say what to record and where with --profiler-config.")
     assert model.max_model_len is not None
     if options.input_len + options.output_len > model.max_model_len:
         raise ConfigError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from tqdm import tqdm
 
@@ -93,7 +94,11 @@ def _start(engine_values: dict[str, Any]) -> float:
     """Seconds from the command to an engine that is ready."""
     begun = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], input=json.dumps(engine_values), capture_output=True, text=True, check=False
+        [sys.executable, "-c", CHILD],
+        input=msgspec.json.encode(engine_values).decode(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     seconds = time.perf_counter() - begun
     if done.returncode != 0 or "ready after" not in done.stdout:

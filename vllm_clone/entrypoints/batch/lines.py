@@ -201,6 +201,15 @@ class Output:
                 os.close(self._fd)
                 raise
 
+    @property
+    def left(self) -> str:
+        """Where the answers of a run are that did not come to its end, and what can be done with them."""
+        if self._upload is not None:
+            return f"Nothing was sent to {self.name}; what is answered is in {self._upload}."
+        if self.name == "-":
+            return "What is answered was printed."
+        return f"What is answered is in {self.name}; --resume goes on from there."
+
     def write(self, line: bytes) -> None:
         """Hand a line to the system."""
         view = memoryview(line)

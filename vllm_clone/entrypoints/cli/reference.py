@@ -40,25 +40,33 @@ def cli_page() -> str:
         "`vllm COMMAND --help` says the same. Names take `_` for `-`. What brackets say not to act is refused: see",
         "[support.md](support.md).",
     ]
+    shown: set[str] = set()
     for name in COMMANDS:
         parser, _ = parser_of(name)
         lines += ["", f"## {parser.prog}", "", parser.description or "", "", f"    {parser.usage_line}"]
-        lines += _command(parser)
+        lines += _command(parser, shown)
     lines += ["", "## To come", "", "These say so, name what does the work until then, and exit with code 2.", ""]
     entries = to_come.COMMANDS | {f"bench {kind}": entry for kind, entry in to_come.BENCH_KINDS.items()}
     lines += [f"- `vllm {name}`: {entry.what} Instead: {entry.instead}." for name, entry in entries.items()]
     return "\n".join(lines) + "\n"
 
 
-def _command(parser: FlagParser) -> Iterator[str]:
+def _command(parser: FlagParser, shown: set[str]) -> Iterator[str]:
+    """``shown``: what earlier commands have told; groups that are there in full are only named."""
     grouped = {id(action) for _, actions in parser.groups.values() for action in actions}
     alone = [action for action in parser._actions if id(action) not in grouped]
     yield ""
     yield from map(_item, alone)
+    told = []
     for name, (summary, actions) in parser.groups.items():
-        if actions:
-            yield from ("", f"### {name}", "", summary, "")
-            yield from map(_item, sorted(actions, key=lambda action: action.option_strings[0]))
+        items = [_item(action) for action in sorted(actions, key=lambda action: action.option_strings[0])]
+        if items and shown.issuperset(items):
+            told.append(name)
+        elif items:
+            yield from ("", f"### {name}", "", summary, "", *items)
+        shown.update(items)
+    if told:
+        yield from ("", f"And the flags above of {', '.join(told)}.")
 
 
 def _item(action: argparse.Action) -> str:

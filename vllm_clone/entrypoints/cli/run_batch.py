@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 
-from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, VllmConfig
+from vllm_clone.config import ENGINE_GROUPS, FrontendConfig, ObservabilityConfig, VllmConfig
 from vllm_clone.engine.arg_utils import EngineArgs, refuse_what_cannot_act
 from vllm_clone.entrypoints.cli.checks import check_frontend
 from vllm_clone.entrypoints.cli.parser import FlagParser, UsageError
@@ -74,16 +74,28 @@ def run(args: argparse.Namespace) -> int:
     log_stats = not given.get("disable_log_stats", False)
     check_frontend(frontend, log_requests=given.get("enable_log_requests", False), log_stats=log_stats)
     config = EngineArgs.from_namespace(args).create_engine_config("server")
+    _check_metrics(config.observability_config, enabled=args.enable_metrics)
     from vllm_clone.engine.engine_process import EngineProcess
     from vllm_clone.entrypoints.batch.lines import Input, Output
-    from vllm_clone.entrypoints.launchers.run_batch import run_batch
+    from vllm_clone.entrypoints.launchers.run_batch import Batch, run_batch
 
     with contextlib.ExitStack() as closing, EarlySignals() as signals:
         source = closing.enter_context(contextlib.closing(Input(args.input_file)))
         output = Output(args.output_file, resume=args.resume, tmp_dir=args.output_tmp_dir)
         closing.callback(output.close)
         process = closing.enter_context(contextlib.closing(EngineProcess.start(config)))
-        return run_batch(config, frontend, source, output, process, signals, metrics_at)
+        return run_batch(Batch(config, frontend, source, output, process, signals, metrics_at))
+
+
+def _check_metrics(seen: ObservabilityConfig, *, enabled: bool) -> None:
+    """What is measured must have somewhere to show."""
+    if seen.cudagraph_metrics:
+        raise ConfigError("--cudagraph-metrics: a batch writes no statistics line; leave it out.")
+    if enabled and seen.disable_log_stats:
+        raise ConfigError("--enable-metrics: shows statistics, which --disable-log-stats switches off; leave one out.")
+    for name in ("kv_cache_metrics", "enable_mfu_metrics"):
+        if getattr(seen, name) and not enabled:
+            raise ConfigError(f"--{name.replace('_', '-')}: shows in metrics; give --enable-metrics too.")
 
 
 def _metrics_address(args: argparse.Namespace) -> tuple[str, int] | None:

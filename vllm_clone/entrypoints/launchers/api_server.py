@@ -23,7 +23,7 @@ from vllm_clone.errors import ConfigError, EngineDeadError
 from vllm_clone.logger import init_logger
 from vllm_clone.messages import EngineReady
 from vllm_clone.metrics.log_line import StatLine
-from vllm_clone.metrics.prometheus import PrometheusMetrics, new_registry, shared_registries
+from vllm_clone.metrics.prometheus import make_metrics, new_registry, shared_registries
 from vllm_clone.metrics.stats import StatLogger
 from vllm_clone.utils.process import EarlySignals
 from vllm_clone.version import VLLM_INTERFACE_VERSION, __version__
@@ -130,10 +130,7 @@ class _Server:
         loggers: list[StatLogger] = []
         metrics, line = None, StatLine(config.device_config.device)
         if not config.observability_config.disable_log_stats:
-            names = config.model_config.served_model_name or [config.model_config.model]
-            metrics = PrometheusMetrics(registry, names[0], config.model_config.max_model_len or 0)
-            if config.observability_config.kv_cache_metrics:
-                metrics.track_residency()
+            metrics = make_metrics(config, registry)
             loggers = [metrics, line] if self._board is None else [metrics]
         engine = AsyncLLM.from_vllm_config(config, self._process, loggers, self._board)
         try:

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, start_http_server
 from tqdm import tqdm
@@ -18,7 +19,7 @@ from vllm_clone.entrypoints.launchers.api_server import max_concurrency, run_loo
 from vllm_clone.entrypoints.launchers.app import build_app
 from vllm_clone.errors import ConfigError
 from vllm_clone.logger import init_logger
-from vllm_clone.metrics.prometheus import PrometheusMetrics, new_registry
+from vllm_clone.metrics.prometheus import make_metrics, new_registry
 from vllm_clone.metrics.stats import StatLogger
 from vllm_clone.utils.process import EarlySignals
 
@@ -29,45 +30,39 @@ PLAIN_INTERVAL_S = 5.0
 """Between two lines of progress where there is no terminal."""
 
 
-def run_batch(
-    config: VllmConfig,
-    frontend: FrontendConfig,
-    source: Input,
-    output: Output,
-    process: EngineProcess,
-    signals: EarlySignals,
-    metrics_at: tuple[str, int] | None,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a run needs. ``metrics_at``: address and port of its metrics; None for none."""
+
+    config: VllmConfig
+    frontend: FrontendConfig
+    source: Input
+    output: Output
+    process: EngineProcess
+    signals: EarlySignals
+    metrics_at: tuple[str, int] | None
+
+
+def run_batch(batch: Batch) -> int:
     """Answer every line of the input; the exit code: 0 however many failed, 1 when the engine dies.
 
     Raises:
+        ConfigError: the metrics' port is taken.
         EngineDeadError: the engine cannot start.
-        OSError: the input cannot be read, or the output not be written or sent; or the metrics' port is taken.
+        OSError: the input cannot be read, or the output not be written or sent.
     """
-    code = run_loop(_run(config, frontend, source, output, process, signals, metrics_at))
+    code = run_loop(_run(batch))
     if code == 0:
-        output.finish()
+        batch.output.finish()
     return code
 
 
-async def _run(
-    config: VllmConfig,
-    frontend: FrontendConfig,
-    source: Input,
-    output: Output,
-    process: EngineProcess,
-    signals: EarlySignals,
-    metrics_at: tuple[str, int] | None,
-) -> int:
-    registry = new_registry()
-    loggers: list[StatLogger] = []
-    with _metrics_server(registry, metrics_at):
-        metrics: PrometheusMetrics | None = None
-        if metrics_at is not None:
-            names = config.model_config.served_model_name or [config.model_config.model]
-            metrics = PrometheusMetrics(registry, names[0], config.model_config.max_model_len or 0)
-            loggers = [metrics]
-        engine = AsyncLLM.from_vllm_config(config, process, loggers)
+async def _run(batch: Batch) -> int:
+    registry, config = new_registry(), batch.config
+    with _metrics_server(registry, batch.metrics_at):
+        metrics = make_metrics(config, registry) if batch.metrics_at is not None else None
+        loggers: list[StatLogger] = [] if metrics is None else [metrics]
+        engine = AsyncLLM.from_vllm_config(config, batch.process, loggers)
         main = asyncio.current_task()
         assert main is not None
         stopped: list[int] = []
@@ -80,23 +75,24 @@ async def _run(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
         try:
-            if signals.count:
+            if batch.signals.count:
                 return INTERRUPTED
-            app = build_app(engine, config, frontend, registry)
+            app = build_app(engine, config, batch.frontend, registry)
             ready = await engine.wait_ready()
             if metrics is not None:
                 metrics.record_ready(config.cache_config, ready, max_concurrency(ready))
-            return await _answer_all(engine, app, config, source, output)
+            return await _answer_all(engine, app, batch)
         except asyncio.CancelledError:
             if not stopped:
                 raise
-            _say(f"Stopped by a signal. What is answered is in {output.name}; --resume goes on from there.")
+            _say(f"Stopped by a signal. {batch.output.left}")
             return INTERRUPTED
         finally:
             await engine.shutdown()
 
 
-async def _answer_all(engine: AsyncLLM, app: object, config: VllmConfig, source: Input, output: Output) -> int:
+async def _answer_all(engine: AsyncLLM, app: object, batch: Batch) -> int:
+    source, output = batch.source, batch.output
     with _progress(await asyncio.to_thread(source.count)) as bar:
 
         def show(tally: Tally) -> None:
@@ -106,7 +102,7 @@ async def _answer_all(engine: AsyncLLM, app: object, config: VllmConfig, source:
                 tokens = tally.prompt_tokens + tally.completion_tokens
                 bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s", refresh=False)
 
-        runner = BatchRunner(app, output, _window(config), lambda: not engine.errored, show)
+        runner = BatchRunner(app, output, _window(batch.config), lambda: not engine.errored, show)
         answering = asyncio.ensure_future(runner.run(source, read_ahead=READ_AHEAD if source.is_file else 1))
         dead = asyncio.ensure_future(engine.wait_dead())
         try:
@@ -117,7 +113,7 @@ async def _answer_all(engine: AsyncLLM, app: object, config: VllmConfig, source:
                 answering.cancel()
                 await asyncio.gather(answering, return_exceptions=True)
     if engine.errored:
-        _say(f"vllm: error: {engine.dead_error} What is answered is in {output.name}; --resume goes on from there.")
+        _say(f"vllm: error: {engine.dead_error} {output.left}")
         return 1
     answering.result()
     _say(runner.tally.line())
