@@ -31,7 +31,15 @@ WORKING_SET = 6e7
 """Elements of weights to go through in turn, so that they come from memory and not from a cache."""
 
 
+SETTLE_SECONDS = 0.05
+
+
 def seconds(run: Callable[[int], object], repeats: int) -> float:
+    """Of one call, after a while of the same: the other library's threads still spin when their last call is over."""
+    begun, i = time.perf_counter(), 0
+    while time.perf_counter() - begun < SETTLE_SECONDS:
+        run(i)
+        i += 1
     begun = time.perf_counter()
     for i in range(repeats):
         run(i)
@@ -51,7 +59,7 @@ def main() -> None:
         weights = [torch.randn(n, k).bfloat16() for _ in range(copies)]
         packed = [kernels.pack_linear(w) for w in weights]
         x = torch.randn(rows, k).bfloat16()
-        repeats = max(1, int(2e8 / (n * k * max(rows / 8, 1))))
+        repeats = max(8, int(2e8 / (n * k * max(rows / 8, 1))))
         ours: list[float] = []
         theirs: list[float] = []
         for _ in range(args.rounds):
